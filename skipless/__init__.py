@@ -1,0 +1,51 @@
+"""skipless: transformer blocks with the unneeded parts taken out (He & Hofmann, ICLR 2024).
+
+    import skipless
+    model = skipless.CausalLM(skipless.ModelConfig(block="sas-p", n_layer=18, d_model=768, n_head=12))
+
+Names are loaded when they are first used, so that importing the package, and `skipless --help`, stay quick.
+"""
+
+from importlib import import_module
+from importlib.metadata import version
+from typing import TYPE_CHECKING, Any
+
+__version__ = version("skipless")
+
+if TYPE_CHECKING:
+    from skipless.config import BLOCKS, BlockConfig, GainConfig, MapConfig, ModelConfig
+    from skipless.errors import UserError
+    from skipless.nn.mask import Mask
+    from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
+
+_HOMES = {
+    "skipless.config": ["BLOCKS", "BlockConfig", "GainConfig", "MapConfig", "ModelConfig"],
+    "skipless.errors": ["UserError"],
+    "skipless.nn.mask": ["Mask"],
+    "skipless.nn.model": ["CausalLM", "MaskedLM", "SequenceClassifier"],
+}
+_HOME = {name: home for home, names in _HOMES.items() for name in names}
+
+__all__ = [
+    "BLOCKS",
+    "BlockConfig",
+    "CausalLM",
+    "GainConfig",
+    "MapConfig",
+    "Mask",
+    "MaskedLM",
+    "ModelConfig",
+    "SequenceClassifier",
+    "UserError",
+    "__version__",
+]
+
+
+def __getattr__(name: str) -> Any:
+    if name not in _HOME:
+        raise AttributeError(f"module 'skipless' has no attribute {name!r}")
+    return getattr(import_module(_HOME[name]), name)
+
+
+def __dir__() -> list[str]:
+    return __all__

@@ -1,0 +1,346 @@
+"""Configurations: frozen, checked when made, unknown keys refused, JSON in and out.
+
+Nothing here imports torch, so that the command line can check its input before it loads anything heavy.
+
+A block of the paper is a `BlockConfig`: one of two layouts with parts plugged in. `BLOCKS` holds the paper's seven by
+name; every ablation of the appendix is `BLOCKS[name].replace(...)`, or on the command line `name:key=value,...`.
+"""
+
+import math
+from typing import Annotated, Any, Literal, Self, get_args
+
+import yaml
+from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+
+from skipless.errors import UserError, did_you_mean, unknown
+
+
+class Config(BaseModel):
+    """A frozen pydantic model that refuses unknown keys and not-a-numbers."""
+
+    model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
+
+    def replace(self, **changes: Any) -> Self:
+        """A copy with some fields changed, checked like a new one."""
+        return self.override(changes)
+
+    def override(self, changes: dict[str, Any]) -> Self:
+        """A copy with fields changed by dotted name: `{"block.beta_ff.init": 0.2, "n_layer": 12}`.
+
+        A bare number given to a gain that is there changes its value and leaves it trainable or fixed as it was.
+        """
+        tree = self.model_dump()
+        for path, value in changes.items():
+            _set(tree, path, value)
+        return type(self).model_validate(tree)
+
+
+def _set(tree: dict[str, Any], path: str, value: Any) -> None:
+    *parents, last = path.split(".")
+    for depth, name in enumerate(parents):
+        if name not in tree:
+            raise unknown("key", ".".join(parents[: depth + 1]), tree)
+        if not isinstance(tree[name], dict):
+            raise UserError(
+                f"key {path!r}: {'.'.join(parents[: depth + 1])!r} holds {tree[name]!r}, which has no parts"
+            )
+        tree = tree[name]
+    if last not in tree and tree:
+        raise unknown("key", path, [".".join([*parents, known]) for known in tree])
+    if isinstance(tree.get(last), dict) and "init" in tree[last] and isinstance(value, int | float):
+        tree[last] = {**tree[last], "init": value}
+    else:
+        tree[last] = value
+
+
+class GainConfig(Config):
+    """A scalar weight on a branch. A bare number makes a fixed one; a gain fixed at 0 is no branch at all."""
+
+    init: float | Literal["depth"] = Field(
+        1.0, description="Initial value; `depth` is 0.1·√(18/L), the paper's O(1/√L) with 0.1 at 18 layers."
+    )
+    trainable: bool = Field(False, description="Whether the optimiser moves it (never with weight decay).")
+
+    def at_depth(self, n_layer: int) -> float:
+        """The initial value in a model of `n_layer` blocks."""
+        return 0.1 * math.sqrt(18 / n_layer) if self.init == "depth" else self.init
+
+
+def _gain(value: Any) -> Any:
+    """Numbers become fixed gains, and a gain fixed at zero becomes None: the branch is not there."""
+    if isinstance(value, int | float) and not isinstance(value, bool):
+        value = {"init": value}
+    if isinstance(value, GainConfig):
+        value = value.model_dump()
+    if isinstance(value, dict) and value.get("init", 1.0) == 0 and not value.get("trainable", False):
+        return None
+    return value
+
+
+Gain = Annotated[GainConfig | None, BeforeValidator(_gain)]
+
+FIXED = GainConfig(init=1.0)
+TRAINED = GainConfig(init=1.0, trainable=True)
+
+WInit = Literal["normal", "identity", "orthogonal", "last-layer-tied", "all-tied"]
+
+
+class MapConfig(Config):
+    """The value or the projection map of an attention sub-block: W^V or W^P."""
+
+    kind: Literal["dense", "reparam", "identity"] = Field(
+        "dense", description="A free matrix; α·W_init + β·ΔW (eq. 6); or nothing at all."
+    )
+    init: WInit = Field(
+        "normal",
+        description="W_init: Gaussian of std 0.02, identity, Haar orthogonal, or orthogonal with the projection tied "
+        "to the value maps so that the product of all layers (last-layer-tied) or of each layer (all-tied) is I.",
+    )
+    alpha: Gain = Field(FIXED, description="eq. 6: weight of the fixed W_init.")
+    beta: Gain = Field(FIXED, description="eq. 6: weight of the trainable ΔW, which starts at zero.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "reparam" and self.init == "normal":
+            raise ValueError("a reparameterised map needs an init of identity, orthogonal, last-layer-tied or all-tied")
+        if self.kind != "reparam" and (self.alpha, self.beta) != (FIXED, FIXED):
+            raise ValueError(f"alpha and beta belong to kind 'reparam' (eq. 6), not to {self.kind!r}")
+        if self.kind == "identity" and self.init not in ("normal", "identity"):
+            raise ValueError(f"an identity map has no W_init, so init {self.init!r} means nothing here")
+        if self.kind == "reparam" and self.alpha is None and self.beta is None:
+            raise ValueError("a reparameterised map with alpha = beta = 0 passes no signal")
+        return self
+
+
+DENSE = MapConfig()
+IDENTITY = MapConfig(kind="identity")
+
+
+class BlockConfig(Config):
+    """One transformer block: equation 1 (`sequential`) or equation 7 (`parallel`), with its parts."""
+
+    layout: Literal["sequential", "parallel"] = Field("sequential", description="Equation 1 or equation 7.")
+    norm: Literal["rmsnorm", "layernorm", "none"] = Field("rmsnorm", description="Norm inside the block.")
+    norm_position: Literal["pre", "post"] = Field("pre", description="Norm on the branch, or after the sum.")
+    norm_eps: float = Field(1e-8, gt=0, description="Epsilon of every norm.")
+
+    mixing: Literal["softmax", "v-skipinit", "shaped"] = Field(
+        "softmax", description="The attention matrix: A; αI + βA (eq. 4); αI + βA − γC (eq. 5)."
+    )
+    alpha: Gain = Field(TRAINED, description="Weight of I in eq. 4 and 5.")
+    beta: Gain = Field(TRAINED, description="Weight of A in eq. 4 and 5.")
+    gamma: Gain = Field(TRAINED, description="Weight of C in eq. 5.")
+    per_head_gains: bool = Field(True, description="One α, β, γ per head, or one per layer.")
+    zero_query: bool = Field(False, description="Start W^Q at 0, so that A = C at the start.")
+    qk_norm: bool = Field(False, description="Norm on the queries and the keys of each head.")
+
+    value: MapConfig = Field(DENSE, description="W^V.")
+    projection: MapConfig = Field(DENSE, description="W^P.")
+    first_value: MapConfig | None = Field(None, description="W^V of layer 1, where it differs from the others.")
+
+    mlp: Literal["plain", "glu"] = Field("plain", description="MLP, or gated linear unit (half the hidden width).")
+    activation: Literal["relu", "leaky-relu", "gelu", "gelu-tanh", "silu"] = Field("relu", description="Non-linearity.")
+    negative_slope: float = Field(0.01, ge=0, le=1, description="s of the leaky ReLU, max(x, s·x).")
+    bias: bool = Field(False, description="Biases in the linear maps and the layer norms.")
+
+    alpha_sa: Gain = Field(FIXED, description="eq. 1: skip around the attention; 0 removes it.")
+    beta_sa: Gain = Field(FIXED, description="eq. 1 and 7: weight of the attention branch.")
+    alpha_ff: Gain = Field(FIXED, description="eq. 1: skip around the MLP; 0 removes it.")
+    beta_ff: Gain = Field(FIXED, description="eq. 1 and 7: weight of the MLP branch.")
+    alpha_comb: Gain = Field(None, description="eq. 7: the skip of the parallel block; 0 removes it.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.layout == "parallel" and (self.alpha_sa or self.alpha_ff):
+            raise ValueError("the parallel block (eq. 7) has one skip, alpha_comb: set alpha_sa=0 and alpha_ff=0")
+        if self.layout == "sequential" and self.alpha_comb:
+            raise ValueError(
+                "alpha_comb belongs to the parallel block (eq. 7); the sequential one has alpha_sa, alpha_ff"
+            )
+        if self.layout == "parallel" and self.norm_position == "post":
+            raise ValueError("norm_position 'post' is defined for the sequential layout only")
+        if self.layout == "parallel" and not (self.beta_sa or self.beta_ff or self.alpha_comb):
+            raise ValueError("a block with alpha_comb = beta_sa = beta_ff = 0 has no output")
+        if self.layout == "sequential" and not ((self.alpha_sa or self.beta_sa) and (self.alpha_ff or self.beta_ff)):
+            raise ValueError("a sub-block whose skip and branch are both 0 has no output")
+        if self.mixing != "softmax" and not (self.alpha or self.beta):
+            raise ValueError("an attention matrix with alpha = beta = 0 passes no signal")
+        self._check_ties()
+        return self
+
+    def _check_ties(self) -> None:
+        for name in ("value", "first_value"):
+            part = getattr(self, name)
+            if part is not None and part.init in ("last-layer-tied", "all-tied"):
+                raise ValueError(
+                    f"{name}.init cannot be {part.init!r}: it is the projection that is tied to the value map"
+                )
+        if self.projection.init in ("last-layer-tied", "all-tied"):
+            values = [self.value] + ([self.first_value] if self.first_value else [])
+            if any(value.init != "orthogonal" for value in values):
+                raise ValueError(f"projection.init {self.projection.init!r} needs value.init 'orthogonal'")
+
+
+def _presets() -> dict[str, BlockConfig]:
+    pre_ln = BlockConfig()
+    parallel = BlockConfig(layout="parallel", alpha_sa=None, alpha_ff=None, alpha_comb=FIXED)
+    depth_gain = GainConfig(init="depth", trainable=True)
+    orthogonal = MapConfig(init="orthogonal")
+    v_skipinit = pre_ln.replace(
+        mixing="v-skipinit",
+        beta=GainConfig(init=0.0, trainable=True),
+        per_head_gains=False,
+        zero_query=True,
+        value=orthogonal,
+        projection=orthogonal,
+        alpha_sa=None,
+        beta_sa=TRAINED,
+        beta_ff=depth_gain,
+    )
+    sas = pre_ln.replace(
+        mixing="shaped",
+        zero_query=True,
+        value=IDENTITY,
+        projection=IDENTITY,
+        first_value=MapConfig(kind="reparam", init="identity", alpha=TRAINED, beta=TRAINED),
+        alpha_sa=None,
+        beta_sa=TRAINED,
+        beta_ff=depth_gain,
+    )
+    sas_p = sas.replace(layout="parallel", alpha_ff=None)
+    return {
+        "pre-ln": pre_ln,
+        "post-ln": pre_ln.replace(norm_position="post"),
+        "parallel": parallel,
+        "v-skipinit": v_skipinit,
+        "sas": sas,
+        "sas-p": sas_p,
+        "sas-p-nonorm": sas_p.replace(norm="none"),
+    }
+
+
+BLOCKS: dict[str, BlockConfig] = _presets()
+"""The paper's blocks by name."""
+
+
+def parse_block(spec: str) -> BlockConfig:
+    """A preset by name, with changes: `sas`, `pre-ln:alpha_sa=0`, `sas:value.kind=dense,projection.kind=dense`."""
+    name, _, changes = spec.partition(":")
+    if name not in BLOCKS:
+        raise unknown("block", name, BLOCKS)
+    try:
+        return BLOCKS[name].override(parse_overrides(changes.split(","))) if changes else BLOCKS[name]
+    except ValidationError as error:
+        raise UserError(f"block {spec!r}: {explain(error)}") from None
+
+
+def parse_overrides(items: list[str]) -> dict[str, Any]:
+    """`["n_layer=12", "block.beta_ff.init=0.2"]` → `{"n_layer": 12, ...}`, with values read as YAML."""
+    changes: dict[str, Any] = {}
+    for item in items:
+        key, equals, text = item.partition("=")
+        if not equals or not key.strip():
+            raise UserError(f"expected key=value, got {item!r}")
+        try:
+            changes[key.strip()] = yaml.safe_load(text)
+        except yaml.YAMLError:
+            raise UserError(f"{item!r}: the value is not valid YAML") from None
+    return changes
+
+
+def explain(error: ValidationError) -> str:
+    """One line for a validation error: each key, what was wrong with it, what is allowed, what is near."""
+    return "; ".join(_explain_one(detail, error.title) for detail in error.errors())
+
+
+def _explain_one(detail: Any, title: str) -> str:
+    # pydantic puts the tags of unions into the path; only keys and indices help a reader
+    key = ".".join(str(part) for part in detail["loc"] if not str(part).endswith("Config") and str(part) not in _TAGS)
+    message = detail["msg"].removeprefix("Value error, ")
+    message = message[0].lower() + message[1:] if message else message
+    if detail["type"] == "extra_forbidden":
+        known = _fields(title, detail["loc"][:-1])
+        message = f"unknown key{did_you_mean(str(detail['loc'][-1]), known)}"
+    elif detail["type"] == "literal_error":
+        choices = [choice.strip("' ") for choice in detail["ctx"]["expected"].replace(" or ", ", ").split(",")]
+        message = f"{detail['input']!r} is not one of {', '.join(choices)}{did_you_mean(str(detail['input']), choices)}"
+    elif detail["type"] != "value_error" and not isinstance(detail["input"], dict):
+        message = f"{message}, got {detail['input']!r}"
+    return f"{key}: {message}" if key else message
+
+
+_TAGS = {"float", "int", "str", "literal['depth']", "function-before[_gain(), nullable[GainConfig]]"}
+
+
+def _fields(title: str, path: tuple[Any, ...]) -> list[str]:
+    """The names a configuration knows at a path, for the nearest-name hint."""
+    model: Any = next((kind for kind in _all_configs(Config) if kind.__name__ == title), None)
+    for part in path:
+        if model is not None and part in model.model_fields:
+            annotation = model.model_fields[part].annotation
+            kinds = [kind for kind in (annotation, *get_args(annotation)) if isinstance(kind, type)]
+            model = next((kind for kind in kinds if issubclass(kind, Config)), None)
+    return list(model.model_fields) if model is not None else []
+
+
+def _all_configs(base: type[Config]) -> list[type[Config]]:
+    return [base, *(kind for sub in base.__subclasses__() for kind in _all_configs(sub))]
+
+
+class ModelConfig(Config):
+    """A stack of blocks between an embedding and a head."""
+
+    block: BlockConfig = Field(BLOCKS["pre-ln"], description="A preset's name, a variant of one, or a BlockConfig.")
+    n_layer: int = Field(12, ge=1, description="L: number of blocks.")
+    d_model: int = Field(128, ge=1, description="d: width.")
+    n_head: int = Field(4, ge=1, description="H: attention heads; divides the width.")
+    d_ff: int | None = Field(
+        None, ge=1, description="Width of the MLP; 4·d_model if not given. A GLU halves it after the gate."
+    )
+    vocab_size: int = Field(4096, ge=1, description="Words of the vocabulary.")
+    max_seq_len: int = Field(128, ge=1, description="T: the longest sequence the model takes.")
+    positions: Literal["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"] = Field(
+        "sinusoidal",
+        description="Added sinusoids of the embedding's size; the same with a trainable scale from 1/√d; added "
+        "trainable vectors; a bias on the scores that grows with distance; rotation of queries and keys.",
+    )
+    embedding_norm: bool | None = Field(
+        None, description="Norm after the embedding; by default only where the blocks have none."
+    )
+    tie_embeddings: bool = Field(True, description="The head's matrix is the embedding's.")
+    dropout: float = Field(0.0, ge=0, lt=1, description="After the embedding, the attention and the MLP.")
+    init_std: float = Field(0.02, gt=0, description="Standard deviation of every Gaussian weight.")
+
+    @field_validator("block", mode="before")
+    @classmethod
+    def _named_block(cls, block: Any) -> Any:
+        return parse_block(block) if isinstance(block, str) else block
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.d_model % self.n_head:
+            divisors = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
+            near = ", ".join(map(str, sorted(sorted(divisors, key=lambda h: abs(h - self.n_head))[:3])))
+            raise ValueError(f"n_head {self.n_head} does not divide d_model {self.d_model}; near: {near}")
+        if self.positions == "rotary" and self.d_head % 2:
+            raise ValueError(f"rotary positions need an even width per head; d_model / n_head is {self.d_head}")
+        if self.positions in ("sinusoidal", "scaled-sinusoidal") and self.d_model % 2:
+            raise ValueError(f"sinusoidal positions need an even d_model, got {self.d_model}")
+        if self.block.mlp == "glu" and self.ff_width % 2:
+            raise ValueError(f"a GLU halves d_ff after the gate, so d_ff must be even, got {self.ff_width}")
+        return self
+
+    @property
+    def d_head(self) -> int:
+        """d_k = d / H."""
+        return self.d_model // self.n_head
+
+    @property
+    def ff_width(self) -> int:
+        """Width of the MLP's first product."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
+
+    @property
+    def normalises_embedding(self) -> bool:
+        """Whether the signal is brought to size 1 before the first block."""
+        return self.block.norm == "none" if self.embedding_norm is None else self.embedding_norm

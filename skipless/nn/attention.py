@@ -1,0 +1,160 @@
+"""Multi-head attention with the paper's three mixing matrices, each in two forms.
+
+    softmax      A                    (eq. 2)
+    v-skipinit   α·I + β·A            (eq. 4)
+    shaped       α·I + β·A − γ·C      (eq. 5)
+
+with A = softmax(Q Kᵀ/√D + M), and C = softmax(M) the same without queries and keys. Applied to values V, each matrix is
+α·V + β·(A V) − γ·(C V): the fast form is PyTorch's fused attention and a mean (`forward`), the explicit form builds the
+(B, H, T, T) matrix (`matrix`, `explicit`). They are equal; the tests hold one against the other.
+
+Shapes: B batch, H heads, T tokens, d width of the model, D = d / H width of a head.
+"""
+
+import math
+from collections.abc import Callable, Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from skipless.config import FIXED, MapConfig, ModelConfig
+from skipless.nn.layers import NORMS, ReparamLinear, Rotation, Scale, WithGains, rotate, scaled, weighted_sum
+from skipless.nn.mask import Mask, safe_softmax
+
+
+def attention_matrix(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+    """A = softmax(Q Kᵀ/√D + M), (B, H, T, T): equation 2."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    return safe_softmax(scores + mask.bias(q, q.shape[-2], k.shape[-2]))
+
+
+class Mixing(WithGains):
+    """How tokens are mixed: softmax attention itself, the other two add to it."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.add_gains(cfg.n_layer)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """Fast form: the mixing matrix times the values, without the matrix. (B, H, T, D) → (B, H, T, D)."""
+        return mask.attend(q, k, v)
+
+    def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        """Explicit form: the mixing matrix, (B, H, T, T)."""
+        return attention_matrix(q, k, mask)
+
+    def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """The same as `forward`, by the matrix."""
+        return self.matrix(q, k, mask) @ v
+
+
+def gain_shape(cfg: ModelConfig) -> tuple[int, int, int]:
+    """One gain per head, or one for all; broadcasts over (B, H, T, D)."""
+    return (cfg.n_head if cfg.block.per_head_gains else 1, 1, 1)
+
+
+class VSkipInit(Mixing):
+    """Equation 4: α·I + β·A."""
+
+    alpha: Scale
+    beta: Scale
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__(cfg)
+        self.add_gains(cfg.n_layer, gain_shape(cfg), alpha=cfg.block.alpha, beta=cfg.block.beta)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        return weighted_sum((self.alpha, v), (self.beta, mask.attend(q, k, v)))
+
+    def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        eye = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
+        return weighted_sum((self.alpha, eye), (self.beta, attention_matrix(q, k, mask)))
+
+
+class Shaped(VSkipInit):
+    """Equation 5: α·I + β·A − γ·C. With W^Q = 0, A = C, and with β = γ only the identity is left."""
+
+    gamma: Scale
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__(cfg)
+        self.add_gains(cfg.n_layer, gain_shape(cfg), gamma=cfg.block.gamma)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        mixed = super().forward(q, k, v, mask)
+        return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.mean(v))
+
+    def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        mixed = super().matrix(q, k, mask)
+        return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.centring(q, q.shape[-2]))
+
+
+MIXINGS: dict[str, type[Mixing]] = {"softmax": Mixing, "v-skipinit": VSkipInit, "shaped": Shaped}
+
+
+def identity(x: Tensor) -> Tensor:
+    """The value or projection map that was taken out: no module, no product."""
+    return x
+
+
+def make_map(cfg: ModelConfig, part: MapConfig) -> Callable[[Tensor], Tensor]:
+    """W^V or W^P: a linear layer, equation 6, or nothing."""
+    if part.kind == "identity":
+        return identity
+    if part.kind == "dense":
+        return nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.block.bias)
+    if part.init == "identity" and part.alpha == FIXED and part.beta is None:
+        return identity
+    return ReparamLinear(cfg, part)
+
+
+class Attention(nn.Module):
+    """Concat_h(mixing matrix_h · (X W^V)_h) W^P: equations 2 and 3; with W^V = W^P = I equations 11 and 12."""
+
+    def __init__(self, cfg: ModelConfig, layer: int) -> None:
+        super().__init__()
+        block = cfg.block
+        self.n_head = cfg.n_head
+        self.query = nn.Linear(cfg.d_model, cfg.d_model, bias=block.bias)
+        self.key = nn.Linear(cfg.d_model, cfg.d_model, bias=block.bias)
+        qk_norm = (block.norm if block.norm != "none" else "rmsnorm") if block.qk_norm else "none"
+        self.query_norm = NORMS[qk_norm](cfg.d_head, block.norm_eps, block.bias)
+        self.key_norm = NORMS[qk_norm](cfg.d_head, block.norm_eps, block.bias)
+        self.value = make_map(cfg, block.first_value if layer == 0 and block.first_value else block.value)
+        self.projection = make_map(cfg, block.projection)
+        self.mixing = MIXINGS[block.mixing](cfg)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def heads(self, x: Tensor) -> Tensor:
+        """(B, T, d) → (B, H, T, D), as a view."""
+        return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
+
+    def queries_keys(self, x: Tensor, turn: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        """Q and K of each head, (B, H, T, D)."""
+        q = self.query_norm(self.heads(self.query(x)))
+        k = self.key_norm(self.heads(self.key(x)))
+        return (q, k) if turn is None else (rotate(q, turn), rotate(k, turn))
+
+    def forward(self, x: Tensor, mask: Mask, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+        q, k = self.queries_keys(x, turn)
+        v = self.heads(self.value(x))
+        mixed = self.mixing(q, k, v, mask).transpose(1, 2).flatten(-2)  # (B, T, d)
+        return self.dropout(self.projection(mixed))
+
+    def matrix(self, x: Tensor, mask: Mask, turn: Rotation | None = None) -> Tensor:
+        """The mixing matrix of each head, (B, H, T, T), for plots and tests."""
+        return self.mixing.matrix(*self.queries_keys(x, turn), mask)
+
+
+@contextmanager
+def explicit_form(model: nn.Module) -> Iterator[None]:
+    """Within this context every attention of the model builds its matrix: the oracle of the tests."""
+    mixings = [module for module in model.modules() if isinstance(module, Mixing)]
+    for mixing in mixings:
+        mixing.forward = mixing.explicit
+    try:
+        yield
+    finally:
+        for mixing in mixings:
+            del mixing.forward

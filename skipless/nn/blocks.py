@@ -1,0 +1,96 @@
+"""The paper's two blocks. Everything else in it is one of these with other parts (`skipless.BLOCKS`).
+
+Shapes: B batch, T tokens, d width.
+"""
+
+from torch import Tensor, nn
+
+from skipless.config import BLOCKS, ModelConfig
+from skipless.nn.attention import Attention
+from skipless.nn.layers import MLPS, Rotation, Scale, WithGains, make_norm, nothing, weighted_sum
+from skipless.nn.mask import Mask
+
+__all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "make_block"]
+
+
+class SequentialBlock(WithGains):
+    """Equation 1: attention, then MLP.
+
+    Pre-LN, with every gain at 1:
+
+        x ─┬─ Norm ─ MHA ─ ·β_SA ─(+)─┬─ Norm ─ MLP ─ ·β_FF ─(+)─ out
+           └──────── ·α_SA ────────┘  └──────── ·α_FF ────────┘
+
+    SAS, where α_SA = 0 and MHA is the shaped attention without W^V and W^P:
+
+        x ─── Norm ─ MHA ─ ·β_SA ─────┬─ Norm ─ MLP ─ ·β_FF ─(+)─ out
+                                      └───────────────────────┘
+
+    Post-LN has its norms behind the sums instead.
+    """
+
+    alpha_sa: Scale
+    beta_sa: Scale
+    alpha_ff: Scale
+    beta_ff: Scale
+
+    def __init__(self, cfg: ModelConfig, layer: int = 0) -> None:
+        super().__init__()
+        block = cfg.block
+
+        def norm_if(position: str) -> nn.Module:
+            return make_norm(block, cfg.d_model) if block.norm_position == position else nn.Identity()
+
+        self.norm_sa, self.post_norm_sa = norm_if("pre"), norm_if("post")
+        self.norm_ff, self.post_norm_ff = norm_if("pre"), norm_if("post")
+        self.attention = Attention(cfg, layer) if block.beta_sa else nothing
+        self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else nothing
+        self.add_gains(cfg.n_layer, alpha_sa=block.alpha_sa, beta_sa=block.beta_sa)
+        self.add_gains(cfg.n_layer, alpha_ff=block.alpha_ff, beta_ff=block.beta_ff)
+
+    def forward(self, x: Tensor, mask: Mask, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+        mha = self.attention(self.norm_sa(x), mask, turn)
+        x_hat = self.post_norm_sa(weighted_sum((self.alpha_sa, x), (self.beta_sa, mha)))
+        mlp = self.mlp(self.norm_ff(x_hat))
+        return self.post_norm_ff(weighted_sum((self.alpha_ff, x_hat), (self.beta_ff, mlp)))
+
+
+class ParallelBlock(WithGains):
+    """Equation 7: attention and MLP side by side on one norm.
+
+    Parallel, with every gain at 1:
+
+                    ┌─ MHA ─ ·β_SA ─┐
+        x ─┬─ Norm ─┴─ MLP ─ ·β_FF ─(+)─ out
+           └─────── ·α_comb ────────┘
+
+    SAS-P, where α_comb = 0 and MHA is the shaped attention without W^V and W^P:
+
+                    ┌─ MHA ─ ·β_SA ─┐
+        x ─── Norm ─┴─ MLP ─ ·β_FF ─(+)─ out
+    """
+
+    alpha_comb: Scale
+    beta_ff: Scale
+    beta_sa: Scale
+
+    def __init__(self, cfg: ModelConfig, layer: int = 0) -> None:
+        super().__init__()
+        block = cfg.block
+        self.norm = make_norm(block, cfg.d_model)
+        self.attention = Attention(cfg, layer) if block.beta_sa else nothing
+        self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else nothing
+        self.add_gains(cfg.n_layer, alpha_comb=block.alpha_comb, beta_ff=block.beta_ff, beta_sa=block.beta_sa)
+
+    def forward(self, x: Tensor, mask: Mask, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+        h = self.norm(x)
+        mha, mlp = self.attention(h, mask, turn), self.mlp(h)
+        return weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
+
+
+Block = SequentialBlock | ParallelBlock
+
+
+def make_block(cfg: ModelConfig, layer: int = 0) -> Block:
+    """Block number `layer` (from 0) of a model: equation 1 or 7."""
+    return {"sequential": SequentialBlock, "parallel": ParallelBlock}[cfg.block.layout](cfg, layer)

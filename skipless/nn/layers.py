@@ -1,0 +1,236 @@
+"""The small parts: gains, norms, MLPs, reparameterised linear maps (eq. 6), positions.
+
+Shapes: B batch, T tokens, d width of the model, F width of the MLP, H heads, D = d / H.
+"""
+
+import math
+from collections.abc import Callable
+from functools import partial
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from skipless.config import BlockConfig, GainConfig, MapConfig, ModelConfig
+
+Scale = nn.Parameter | float | None
+"""A gain at run time: trainable, fixed, or None for a branch that is not there."""
+
+
+class WithGains(nn.Module):
+    """A module with gains. It knows their initial values, so that `init_weights` can set them again."""
+
+    initial_gains: dict[str, float]
+
+    def add_gains(self, n_layer: int, shape: tuple[int, ...] = (), **gains: GainConfig | None) -> None:
+        """Each gain as an attribute: a parameter if it is trainable, else a number, or None."""
+        self.initial_gains = getattr(self, "initial_gains", {})
+        for name, cfg in gains.items():
+            value = None if cfg is None else cfg.at_depth(n_layer)
+            if cfg is None or value is None or not cfg.trainable:
+                setattr(self, name, value)
+            else:
+                self.initial_gains[name] = value
+                self.register_parameter(name, nn.Parameter(torch.full(shape, value)))
+
+    def reset_gains(self) -> None:
+        """Set the trainable gains to their initial values."""
+        for name, value in self.initial_gains.items():
+            nn.init.constant_(self.get_parameter(name), value)
+
+
+def scaled(gain: nn.Parameter | float, x: Tensor) -> Tensor:
+    """gain · x, at no cost where the gain is fixed at 1."""
+    if isinstance(gain, Tensor):
+        return x * gain.to(x.dtype)
+    return x if gain == 1 else x * gain
+
+
+def weighted_sum(*terms: tuple[Scale, Tensor | None]) -> Tensor:
+    """Σ gain·x over the terms that are there; a term whose gain is None is not."""
+    first, *rest = (scaled(gain, x) for gain, x in terms if gain is not None and x is not None)
+    return sum(rest, first)
+
+
+def nothing(*_: object) -> None:
+    """The branch that was taken out."""
+
+
+# ------------------------------------------------------------------------------ norms
+
+
+class RMSNorm(nn.Module):
+    """x / √(mean(x²) + eps) · weight."""
+
+    def __init__(self, width: int, eps: float) -> None:
+        super().__init__()
+        self.eps = eps
+        self.weight = nn.Parameter(torch.ones(width))
+
+    def forward(self, x: Tensor) -> Tensor:
+        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+
+    def extra_repr(self) -> str:
+        return f"{self.weight.numel()}, eps={self.eps}"
+
+
+NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
+    "rmsnorm": lambda width, eps, bias: RMSNorm(width, eps),
+    "layernorm": lambda width, eps, bias: nn.LayerNorm(width, eps=eps, bias=bias),
+    "none": lambda width, eps, bias: nn.Identity(),
+}
+
+
+def make_norm(block: BlockConfig, width: int, *, always: bool = False) -> nn.Module:
+    """The block's norm; with `always`, an RMSNorm where the block has none (after the embedding, after the blocks)."""
+    kind = "rmsnorm" if always and block.norm == "none" else block.norm
+    return NORMS[kind](width, block.norm_eps, block.bias)
+
+
+# ------------------------------------------------------------------------------- MLPs
+
+
+def make_activation(block: BlockConfig) -> Callable[[Tensor], Tensor]:
+    """The non-linearity by its name."""
+    return {
+        "relu": F.relu,
+        "leaky-relu": partial(F.leaky_relu, negative_slope=block.negative_slope),
+        "gelu": F.gelu,
+        "gelu-tanh": partial(F.gelu, approximate="tanh"),
+        "silu": F.silu,
+    }[block.activation]
+
+
+class MLP(nn.Module):
+    """φ(x W_up) W_down."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(cfg.d_model, cfg.ff_width, bias=cfg.block.bias)
+        self.down = nn.Linear(cfg.ff_width, cfg.d_model, bias=cfg.block.bias)
+        self.activation = make_activation(cfg.block)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → (B, T, F) → (B, T, d)
+        return self.dropout(self.down(self.activation(self.up(x))))
+
+
+class GLU(nn.Module):
+    """(φ(x W_gate) ⊙ x W_up) W_down, with both first products as one of width F and a hidden width of F / 2."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.up = nn.Linear(cfg.d_model, cfg.ff_width, bias=cfg.block.bias)
+        self.down = nn.Linear(cfg.ff_width // 2, cfg.d_model, bias=cfg.block.bias)
+        self.activation = make_activation(cfg.block)
+        self.dropout = nn.Dropout(cfg.dropout)
+
+    def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → 2 × (B, T, F / 2) → (B, T, d)
+        hidden, gate = self.up(x).chunk(2, dim=-1)
+        return self.dropout(self.down(hidden * self.activation(gate)))
+
+
+MLPS: dict[str, type[MLP] | type[GLU]] = {"plain": MLP, "glu": GLU}
+
+
+# --------------------------------------------------------------- value and projection
+
+
+class ReparamLinear(WithGains):
+    """Equation 6: x W with W = α·W_init + β·ΔW, W_init fixed and ΔW trainable from zero.
+
+    W_init is a buffer, stored like a linear layer's weight (out, in); the identity needs none. With β fixed at 0 there
+    is no ΔW, with α fixed at 0 no W_init.
+    """
+
+    alpha: Scale
+    beta: Scale
+    w_init: Tensor | None
+
+    def __init__(self, cfg: ModelConfig, part: MapConfig) -> None:
+        super().__init__()
+        self.width = width = cfg.d_model
+        self.add_gains(cfg.n_layer, alpha=part.alpha, beta=part.beta)
+        needs_init = part.alpha is not None and part.init != "identity"
+        self.register_buffer("w_init", torch.empty(width, width) if needs_init else None)
+        self.delta = None if part.beta is None else nn.Parameter(torch.zeros(width, width))
+
+    def matrix(self) -> Tensor:
+        """W, as (out, in): the explicit form of equation 6."""
+        like = self.w_init if self.w_init is not None else self.delta if self.delta is not None else self.alpha
+        eye = torch.eye(self.width).to(like) if isinstance(like, Tensor) else torch.eye(self.width)
+        return weighted_sum((self.alpha, eye if self.w_init is None else self.w_init), (self.beta, self.delta))
+
+    def forward(self, x: Tensor) -> Tensor:
+        if self.w_init is not None:
+            return F.linear(x, self.matrix())
+        return weighted_sum((self.alpha, x), (self.beta, None if self.delta is None else F.linear(x, self.delta)))
+
+    def extra_repr(self) -> str:
+        fixed = [f"{name}={gain}" for name in ("alpha", "beta") if not isinstance(gain := getattr(self, name), Tensor)]
+        return ", ".join([str(self.width), *fixed])
+
+
+# -------------------------------------------------------------------------- positions
+
+
+def sinusoids(positions: Tensor, width: int, dtype: torch.dtype) -> Tensor:
+    """(…, width) sines and cosines of the positions at wavelengths from 2π to 20,000π; mean square 1/2."""
+    half = torch.arange(0, width, 2, device=positions.device, dtype=torch.float32)
+    angle = positions[..., None].float() * torch.exp(half * (-math.log(10_000.0) / width))
+    return torch.cat([angle.sin(), angle.cos()], dim=-1).to(dtype)
+
+
+class SinusoidalPositions(WithGains):
+    """Sinusoids added to the embedding, at a fixed or a trainable scale."""
+
+    scale: nn.Parameter | float
+
+    def __init__(self, width: int, scale: GainConfig) -> None:
+        super().__init__()
+        self.width = width
+        self.add_gains(1, scale=scale)
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:  # (1 or B, T) → (1 or B, T, d)
+        return scaled(self.scale, sinusoids(positions, self.width, dtype))
+
+
+class LearnedPositions(nn.Module):
+    """A trainable vector for each position, added to the embedding."""
+
+    def __init__(self, length: int, width: int) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.empty(length, width))
+
+    def forward(self, positions: Tensor, dtype: torch.dtype) -> Tensor:  # (1 or B, T) → (1 or B, T, d)
+        return F.embedding(positions, self.weight).to(dtype)
+
+
+def make_positions(cfg: ModelConfig) -> SinusoidalPositions | LearnedPositions | None:
+    """What is added to the embedding, if anything: ALiBi and rotary positions act inside the attention."""
+    if cfg.positions == "sinusoidal":
+        # a sinusoid has mean square 1/2, so this makes it as large as the embedding it is added to
+        return SinusoidalPositions(cfg.d_model, GainConfig(init=math.sqrt(2) * cfg.init_std))
+    if cfg.positions == "scaled-sinusoidal":
+        return SinusoidalPositions(cfg.d_model, GainConfig(init=cfg.d_model**-0.5, trainable=True))
+    if cfg.positions == "learned":
+        return LearnedPositions(cfg.max_seq_len, cfg.d_model)
+    return None
+
+
+Rotation = tuple[Tensor, Tensor]
+"""Cosines and sines, (1 or B, 1, T, D / 2) each."""
+
+
+def rotation(positions: Tensor, d_head: int, dtype: torch.dtype) -> Rotation:
+    """The angles by which rotary positions turn each pair of a head's dimensions."""
+    half = torch.arange(0, d_head, 2, device=positions.device, dtype=torch.float32)
+    angle = positions[:, None, :, None].float() * torch.exp(half * (-math.log(10_000.0) / d_head))
+    return angle.cos().to(dtype), angle.sin().to(dtype)
+
+
+def rotate(x: Tensor, turn: Rotation) -> Tensor:
+    """Turn (B, H, T, D) queries or keys: dimension i goes with dimension i + D / 2."""
+    cos, sin = turn
+    a, b = x.chunk(2, dim=-1)
+    return torch.cat([a * cos - b * sin, b * cos + a * sin], dim=-1)

@@ -1,0 +1,256 @@
+"""Models around the blocks: `CausalLM`, `MaskedLM`, `SequenceClassifier`, and the one place for initialisation.
+
+Shapes: B batch, T tokens, d width, V vocabulary.
+"""
+
+import torch
+import torch.nn.functional as F
+from torch import Tensor, nn
+
+from skipless.config import ModelConfig
+from skipless.errors import UserError
+from skipless.nn.attention import Attention
+from skipless.nn.blocks import make_block
+from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm, WithGains, make_norm, make_positions, rotation
+from skipless.nn.mask import Mask, alibi_slopes
+
+IGNORED = -100
+"""The label of a position that has no loss."""
+
+LOSS_ROWS = 256
+"""Tokens whose logits are in memory at a time. On a CPU, 256 rows of 50,000 words ran faster than all at once and than
+the chunk PyTorch chooses by itself."""
+
+
+class Transformer(nn.Module):
+    """Embedding, positions, blocks, norm: what the three models share."""
+
+    causal: bool
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.config = cfg
+        self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
+        self.positions = make_positions(cfg)
+        self.embedding_norm = (
+            make_norm(cfg.block, cfg.d_model, always=True) if cfg.normalises_embedding else nn.Identity()
+        )
+        self.dropout = nn.Dropout(cfg.dropout)
+        self.blocks = nn.ModuleList(make_block(cfg, layer) for layer in range(cfg.n_layer))
+        ends_in_norm = cfg.block.norm_position == "post" and cfg.block.norm != "none"
+        self.norm = nn.Identity() if ends_in_norm else make_norm(cfg.block, cfg.d_model, always=True)
+
+    def hidden(self, ids: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """What the head sees: (B, T) token ids → (B, T, d).
+
+        `attention_mask` (B, T) is true, or 1, where a token is real; padding may stand on either side and changes
+        nothing for the real tokens. `documents` (B, T) numbers the documents packed into a row: they do not see each
+        other, and positions count from each one's start.
+        """
+        self._check(ids)
+        padding = None if attention_mask is None else attention_mask.bool()
+        alibi = alibi_slopes(self.config.n_head, ids.device) if self.config.positions == "alibi" else None
+        mask = Mask(self.causal, padding, documents, alibi)
+        mask.check(*ids.shape)
+        if padding is None or documents is not None or not self.causal:
+            return self._run(ids, mask)
+        # Real tokens first: then the causal mask alone keeps them from the padding, and no other mask is needed.
+        order = padding.long().argsort(dim=-1, descending=True, stable=True)
+        hidden = self._run(ids.gather(1, order), Mask(self.causal, alibi=alibi))
+        return hidden.gather(1, order.argsort(dim=-1)[..., None].expand_as(hidden))
+
+    def _run(self, ids: Tensor, mask: Mask) -> Tensor:
+        positions = mask.positions(ids.shape[1], ids.device)
+        x = self.embed(ids)
+        if self.positions is not None:
+            x = x + self.positions(positions, x.dtype)
+        x = self.dropout(self.embedding_norm(x))
+        turn = rotation(positions, self.config.d_head, x.dtype) if self.config.positions == "rotary" else None
+        for block in self.blocks:
+            x = block(x, mask, turn)
+        return self.norm(x)
+
+    def embed(self, ids: Tensor) -> Tensor:
+        """(B, T) → (B, T, d)."""
+        try:
+            return self.embedding(ids)
+        except IndexError:
+            low, high = int(ids.min()), int(ids.max())
+            raise IndexError(f"token ids must lie in 0…{self.config.vocab_size - 1}, got {low}…{high}") from None
+
+    def _check(self, ids: Tensor) -> None:
+        if ids.ndim != 2 or ids.is_floating_point():
+            raise UserError(f"ids must be (batch, tokens) integers, got {tuple(ids.shape)} of {ids.dtype}")
+        if ids.shape[1] > self.config.max_seq_len:
+            raise UserError(f"a sequence of {ids.shape[1]} tokens is longer than max_seq_len {self.config.max_seq_len}")
+
+    def num_parameters(self, *, trainable_only: bool = True) -> int:
+        """Parameters, a tied matrix counted once."""
+        return sum(p.numel() for p in self.parameters() if p.requires_grad or not trainable_only)
+
+
+class _LanguageModel(Transformer):
+    """A transformer with a head over the vocabulary."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__(cfg)
+        self.head = None if cfg.tie_embeddings else nn.Linear(cfg.d_model, cfg.vocab_size, bias=False)
+        init_weights(self)
+
+    @property
+    def head_weight(self) -> Tensor:
+        """(V, d)."""
+        return self.embedding.weight if self.head is None else self.head.weight
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
+        """Logits: (B, T) → (B, T, V)."""
+        return F.linear(self.hidden(ids, attention_mask, documents), self.head_weight)
+
+    def token_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        """Mean cross-entropy of (N, d) hidden states against (N,) labels, a chunk of logits at a time."""
+        # the chunked form makes its gradients by hand, which torch.compile cannot trace
+        chunked = hidden.shape[0] > LOSS_ROWS and not torch.compiler.is_compiling()
+        options = nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_ROWS) if chunked else None
+        return F.linear_cross_entropy(hidden, self.head_weight, labels, ignore_index=IGNORED, options=options)
+
+    def _check_labels(self, ids: Tensor, labels: Tensor) -> None:
+        if labels.shape != ids.shape:
+            raise UserError(f"labels must have the shape of the ids, {tuple(ids.shape)}, got {tuple(labels.shape)}")
+
+
+class CausalLM(_LanguageModel):
+    """A GPT-style decoder: each token sees itself and those before it."""
+
+    causal = True
+
+    def loss(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy; `labels[t]` is the target at position t (already shifted), −100 is ignored."""
+        self._check_labels(ids, labels)
+        hidden = self.hidden(ids, attention_mask, documents)
+        return self.token_loss(hidden.flatten(0, 1), labels.flatten())
+
+
+class MaskedLM(_LanguageModel):
+    """A BERT-style encoder: each token sees all."""
+
+    causal = False
+
+    def loss(
+        self,
+        ids: Tensor,
+        labels: Tensor,
+        attention_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+    ) -> Tensor:
+        """Mean cross-entropy over the positions whose label is not −100; the head is computed only there."""
+        self._check_labels(ids, labels)
+        hidden, labels = self.hidden(ids, attention_mask, documents).flatten(0, 1), labels.flatten()
+        if not torch.compiler.is_compiling():  # a compiled graph has fixed shapes; there −100 is skipped by the loss
+            masked = (labels != IGNORED).nonzero().squeeze(-1)
+            hidden, labels = hidden[masked], labels[masked]
+        return self.token_loss(hidden, labels)
+
+
+class SequenceClassifier(Transformer):
+    """An encoder with a head on the mean of the real tokens: classification, or regression with one label."""
+
+    causal = False
+
+    def __init__(self, cfg: ModelConfig, num_labels: int) -> None:
+        super().__init__(cfg)
+        if num_labels < 1:
+            raise UserError(f"num_labels must be at least 1, got {num_labels}")
+        self.num_labels = num_labels
+        self.pooler = nn.Linear(cfg.d_model, cfg.d_model)
+        self.classifier = nn.Linear(cfg.d_model, num_labels)
+        init_weights(self)
+
+    def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """(B, T) → (B, num_labels)."""
+        hidden = self.hidden(ids, attention_mask)
+        real = torch.ones_like(ids) if attention_mask is None else attention_mask
+        real = real.to(hidden.dtype)[..., None]
+        pooled = (hidden * real).sum(1) / real.sum(1).clamp(min=1)  # (B, d)
+        return self.classifier(self.dropout(torch.tanh(self.pooler(pooled))))
+
+    def loss(self, ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
+        """Cross-entropy of (B,) labels, or with `num_labels` 1 the mean squared error."""
+        logits = self(ids, attention_mask)
+        if self.num_labels == 1:
+            return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
+        return F.cross_entropy(logits, labels)
+
+
+# --------------------------------------------------------------------- initialisation
+
+
+@torch.no_grad()
+def init_weights(model: Transformer) -> None:
+    """Set every weight to its initial value. The only place where weights are initialised.
+
+    | what | value |
+    | --- | --- |
+    | embeddings, learned positions, every linear map not named below | Gaussian, std `init_std` (0.02) |
+    | W^Q with `zero_query` | 0 (with a query norm: that norm's weight is 0 instead) |
+    | W^V, W^P dense | Gaussian, std `init_std`; or W_init of the configuration |
+    | W^V, W^P reparameterised (eq. 6) | ΔW = 0, W_init of the configuration |
+    | norms | weight 1, bias 0 |
+    | biases | 0 |
+    | gains | the `init` of their configuration |
+    """
+    cfg = model.config
+    for module in model.modules():
+        if isinstance(module, WithGains):
+            module.reset_gains()
+        if isinstance(module, RMSNorm | nn.LayerNorm):
+            module.weight.fill_(1.0)
+        if isinstance(module, nn.Linear | nn.Embedding | LearnedPositions):
+            module.weight.normal_(std=cfg.init_std)
+        if isinstance(module, nn.Linear | nn.LayerNorm) and module.bias is not None:
+            module.bias.zero_()
+        if isinstance(module, ReparamLinear) and module.delta is not None:
+            module.delta.zero_()
+    attentions = [module for module in model.modules() if isinstance(module, Attention)]
+    for attention in attentions:
+        if cfg.block.zero_query and cfg.block.qk_norm:
+            nn.init.zeros_(attention.query_norm.get_parameter("weight"))
+        elif cfg.block.zero_query:
+            nn.init.zeros_(attention.query.weight)
+    _init_values_projections(cfg, attentions)
+
+
+def _init_values_projections(cfg: ModelConfig, attentions: list[Attention]) -> None:
+    """W_init of W^V and W^P. Matrices are stored transposed, (out, in), so W^V W^P is stored as P V."""
+    block = cfg.block
+    product: Tensor | None = None  # of all earlier layers and this layer's value
+    for layer, attention in enumerate(attentions):
+        value_cfg = block.first_value if layer == 0 and block.first_value else block.value
+        value = _w_init(attention.value, value_cfg.init)
+        tied = block.projection.init == "all-tied"
+        tied |= block.projection.init == "last-layer-tied" and layer == len(attentions) - 1
+        if value is not None and block.projection.init in ("all-tied", "last-layer-tied"):
+            product = value.clone() if product is None or block.projection.init == "all-tied" else value @ product
+        init = block.projection.init
+        projection = _w_init(attention.projection, "orthogonal" if init.endswith("tied") else init)
+        if projection is not None and product is not None:
+            if tied:
+                projection.copy_(product.mT)
+            product = projection @ product
+
+
+def _w_init(part: object, init: str) -> Tensor | None:
+    """Fill the matrix of a map that starts at W_init, and return it."""
+    weight = part.weight if isinstance(part, nn.Linear) else part.w_init if isinstance(part, ReparamLinear) else None
+    if weight is None or weight.is_meta:
+        return None
+    if init == "orthogonal":
+        nn.init.orthogonal_(weight)
+    elif init == "identity":
+        nn.init.eye_(weight)
+    return weight
