@@ -7,6 +7,7 @@ name; every ablation of the appendix is `BLOCKS[name].replace(...)`, or on the c
 """
 
 import math
+from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
@@ -224,12 +225,16 @@ BLOCKS: dict[str, BlockConfig] = _presets()
 
 
 def parse_block(spec: str) -> BlockConfig:
-    """A preset by name, with changes: `sas`, `pre-ln:alpha_sa=0`, `sas:value.kind=dense,projection.kind=dense`."""
+    """A preset by name, with changes: `sas`, `pre-ln:alpha_sa=0`, `sas:value={kind: dense; init: orthogonal}`.
+
+    Changes are separated by commas, so inside braces, which are YAML, a semicolon stands for the comma.
+    """
     name, _, changes = spec.partition(":")
     if name not in BLOCKS:
         raise unknown("block", name, BLOCKS)
     try:
-        return BLOCKS[name].override(parse_overrides(changes.split(","))) if changes else BLOCKS[name]
+        items = [item.replace(";", ",") for item in changes.split(",")] if changes else []
+        return BLOCKS[name].override(parse_overrides(items))
     except ValidationError as error:
         raise UserError(f"block {spec!r}: {explain(error)}") from None
 
@@ -246,6 +251,19 @@ def parse_overrides(items: list[str]) -> dict[str, Any]:
         except yaml.YAMLError:
             raise UserError(f"{item!r}: the value is not valid YAML") from None
     return changes
+
+
+def load_yaml(path: Path) -> dict[str, Any]:
+    """The mapping in a YAML or JSON file."""
+    try:
+        content = yaml.safe_load(path.read_text(encoding="utf-8"))
+    except OSError as error:
+        raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
+    except (yaml.YAMLError, UnicodeDecodeError):
+        raise UserError(f"{str(path)!r} is neither YAML nor JSON") from None
+    if not isinstance(content, dict):
+        raise UserError(f"{str(path)!r} must hold keys and values, not {type(content).__name__}")
+    return content
 
 
 def explain(error: ValidationError) -> str:
@@ -344,3 +362,50 @@ class ModelConfig(Config):
     def normalises_embedding(self) -> bool:
         """Whether the signal is brought to size 1 before the first block."""
         return self.block.norm == "none" if self.embedding_norm is None else self.embedding_norm
+
+
+class DataConfig(Config):
+    """A corpus: where its text comes from, how it is tokenised, and how the tokens are cut into rows."""
+
+    source: str = Field(
+        "python-stdlib",
+        description="`python-stdlib`, `files:GLOB`, `jsonl:PATH#field` (also .gz, .zst), or "
+        "`hf:DATASET[:config][@split]#field`.",
+    )
+    valid_source: str | None = Field(
+        None, description="A source of held-out text; if not given, a part of the source's documents is held out."
+    )
+    valid_fraction: float = Field(
+        0.02, ge=0, lt=1, description="Share of the documents that is held out, chosen by their content."
+    )
+    tokenizer: str = Field(
+        "bpe",
+        min_length=1,
+        description="`bpe` (byte-level) or `wordpiece`, trained on the corpus; the path of a tokenizer.json; or a "
+        "name on the Hugging Face hub.",
+    )
+    vocab_size: int = Field(4096, ge=1, description="Size of a trained vocabulary; a small corpus may give fewer.")
+    lowercase: bool = Field(False, description="Whether a trained tokeniser lowers the case of the text.")
+    tokenizer_bytes: int = Field(
+        64 * 2**20, ge=1, description="How many bytes of the training text the tokeniser is trained on."
+    )
+    packing: Literal["stream", "chunks"] = Field(
+        "stream",
+        description="`stream`: documents one after another with an end-of-text token between them; `chunks`: windows "
+        "of exactly seq_len tokens of one document, the rest dropped, as CodeParrot was prepared.",
+    )
+    seq_len: int = Field(128, ge=1, description="T: tokens in a sequence.")
+    max_documents: int | None = Field(None, ge=1, description="Read at most this many distinct documents of a source.")
+    max_bytes: int | None = Field(
+        None, ge=1, description="Read no further in a source once its distinct documents have this many bytes."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        smallest = {"bpe": 257, "wordpiece": 64}.get(self.tokenizer, 1)
+        if self.vocab_size < smallest:
+            reason = "256 bytes and an end-of-text token" if self.tokenizer == "bpe" else "special tokens and letters"
+            raise ValueError(f"vocab_size {self.vocab_size} is too small for {reason}: at least {smallest}")
+        if self.packing == "chunks" and self.seq_len < 2:
+            raise ValueError("packing 'chunks' has inputs and targets inside a row, so seq_len must be at least 2")
+        return self

@@ -110,7 +110,7 @@ def make_map(cfg: ModelConfig, part: MapConfig) -> Callable[[Tensor], Tensor]:
 
 
 class Attention(nn.Module):
-    """Concat_h(mixing matrix_h · (X W^V)_h) W^P: equations 2 and 3; with W^V = W^P = I equations 11 and 12."""
+    """Concat_h(mixing matrix_h · (X W^V)_h) W^P: equations 2 and 3; with W^V = W^P = I equations 12 and 13."""
 
     def __init__(self, cfg: ModelConfig, layer: int) -> None:
         super().__init__()

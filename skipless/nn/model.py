@@ -205,6 +205,8 @@ def init_weights(model: Transformer) -> None:
     | gains | the `init` of their configuration |
     """
     cfg = model.config
+    if model.embedding.weight.is_meta:
+        return  # there is nothing to fill; call this again once the model has memory
     for module in model.modules():
         if isinstance(module, WithGains):
             module.reset_gains()
@@ -247,7 +249,7 @@ def _init_values_projections(cfg: ModelConfig, attentions: list[Attention]) -> N
 def _w_init(part: object, init: str) -> Tensor | None:
     """Fill the matrix of a map that starts at W_init, and return it."""
     weight = part.weight if isinstance(part, nn.Linear) else part.w_init if isinstance(part, ReparamLinear) else None
-    if weight is None or weight.is_meta:
+    if weight is None:
         return None
     if init == "orthogonal":
         nn.init.orthogonal_(weight)

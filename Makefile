@@ -1,0 +1,39 @@
+# `make demo` and `make test` each work as the first command on a fresh clone.
+PYTHON ?= python3
+VENV := .venv
+BIN := $(VENV)/bin
+READY := $(VENV)/.ready
+
+# two workers on two cores: one thread each, or they get in each other's way
+export OMP_NUM_THREADS ?= 1
+
+.PHONY: setup demo test test-slow lint format clean
+
+setup: $(READY)
+
+$(READY): pyproject.toml constraints.txt
+	$(PYTHON) -c 'import sys; sys.exit(sys.version_info < (3, 11) and "skipless needs Python 3.11 or newer, this is " + sys.version.split()[0])'
+	$(PYTHON) -m venv $(VENV)
+	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
+	touch $(READY)
+
+demo: $(READY)
+	$(BIN)/skipless inspect pre-ln sas sas-p pre-ln:alpha_sa=0 -L 72 -d 128 -H 4
+
+test: $(READY)
+	$(BIN)/python -m pytest -n 2
+
+test-slow: $(READY)
+	$(BIN)/python -m pytest -m slow
+
+lint: $(READY)
+	$(BIN)/ruff format --check .
+	$(BIN)/ruff check .
+	$(BIN)/pyrefly check --python-interpreter-path $(BIN)/python
+
+format: $(READY)
+	$(BIN)/ruff format .
+	$(BIN)/ruff check --fix .
+
+clean:
+	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis

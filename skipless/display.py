@@ -1,0 +1,148 @@
+"""Tables and plots for people."""
+
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+from rich.console import Console
+from rich.table import Table
+
+from skipless.errors import MissingExtra, UserError
+from skipless.inspect import Inspection
+
+COLLAPSED = 0.99
+"""Mean cosine similarity above which the tokens of a sequence can no longer be told apart."""
+
+PLOT_FORMATS = (".png", ".svg", ".pdf")
+
+COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
+"""Okabe and Ito's, which people with any colour vision can tell apart."""
+
+MARKS = ("o", "s", "^", "D", "v", "P", "X")
+
+
+def number(value: float, unit: str = "") -> str:
+    """`146M`, `3.2G`: three digits and a power of a thousand."""
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
+        if abs(value) >= size:
+            return f"{value / size:.3g}{letter}{unit}"
+    return f"{value:.3g}{unit}"
+
+
+def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
+    """A table whose first column is text and whose others are figures."""
+    out = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    for position, name in enumerate(head):
+        out.add_column(name, justify="left" if position == 0 else "right", overflow="fold")
+    for row in rows:
+        out.add_row(*row)
+    return out
+
+
+def show_inspections(found: Sequence[Inspection], *, batch_size: int, context: int, plot: Path | None) -> None:
+    """Drawings, costs side by side, and the signal layer by layer."""
+    console = Console()
+    for one in found:
+        console.print(one.name, style="bold", highlight=False)
+        print(one.drawing)
+        print(f" taken out: {', '.join(one.removed)}\n" if one.removed else "")
+    console.print(table("Costs", ["", *(one.name for one in found)], _cost_rows(found, batch_size, context)))
+    if found[0].signal:
+        console.print(_signal_table(found))
+        for one in found:
+            console.print(_verdict(one), highlight=False)
+    if plot:
+        console.print(f"plot: {plot}", highlight=False)
+
+
+def _cost_rows(found: Sequence[Inspection], batch_size: int, context: int) -> list[list[str]]:
+    first = found[0].total_parameters
+    rows = [["parameters", *(number(one.total_parameters) for one in found)]]
+    rows.append(["  against the first", *(f"{one.total_parameters / first - 1:+.1%}" for one in found)])
+    parts = list(dict.fromkeys(part for one in found for part in one.parameters))
+    rows += [[f"  {part}", *(number(one.parameters.get(part, 0)) for one in found)] for part in parts]
+    rows += [
+        [f"FLOPs per token, {key}", *(number(one.flops_per_token[key]) for one in found)]
+        for key in ("forward", "training")
+    ]
+    rows.append([f"training memory, batch {batch_size}", *(number(one.training_memory["total"], "B") for one in found)])
+    parts = [part for part in found[0].training_memory if part != "total"]
+    rows += [[f"  {part}", *(number(one.training_memory[part], "B") for one in found)] for part in parts]
+    rows.append([f"decoding memory, {context} tokens", *(number(one.decoding_memory["total"], "B") for one in found)])
+    rows.append(["  cache of keys and values", *(number(one.decoding_memory["cache"], "B") for one in found)])
+    return rows
+
+
+def _signal_table(found: Sequence[Inspection]) -> Table:
+    depth = max(len(one.signal) for one in found)
+    shown = sorted({1, depth, *(1 + round(i * (depth - 1) / 8) for i in range(9))})
+    rows = []
+    for layer in shown:
+        cells = [one.signal[layer - 1] for one in found]
+        rows.append([str(layer), *(f"{c.activation:.3g} / {c.cosine:.3f} / {c.gradient:.3g}" for c in cells)])
+    title = "Signal at initialisation: size / similarity of tokens / size of gradient against the last layer"
+    return table(title, ["layer", *(one.name for one in found)], rows)
+
+
+def _verdict(one: Inspection) -> str:
+    last = one.signal[-1]
+    dead = [layer.layer for layer in one.signal if not 0 < layer.weight_gradient < float("inf")]
+    if last.cosine > COLLAPSED:
+        return (
+            f"{one.name}: rank collapse (tokens of the last layer have a mean cosine similarity of {last.cosine:.4f})"
+        )
+    if dead:
+        return f"{one.name}: no finite gradient in layer {', '.join(map(str, dead))}"
+    return f"{one.name}: healthy (similarity {last.cosine:.3f} in the last layer, a gradient in every layer)"
+
+
+# ------------------------------------------------------------------------------ plots
+
+
+def check_plot(path: Path) -> None:
+    """Raise before anything is computed where the plot could not be written."""
+    if path.suffix.lower() not in PLOT_FORMATS:
+        raise UserError(f"cannot draw into {str(path)!r}: the ending must be one of {', '.join(PLOT_FORMATS)}")
+    if not path.absolute().parent.is_dir():
+        raise UserError(f"cannot draw into {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
+    pyplot()
+
+
+def pyplot() -> Any:
+    """matplotlib.pyplot without a screen."""
+    try:
+        import matplotlib
+    except ImportError:
+        raise MissingExtra("matplotlib", "plots", "drawing a plot") from None
+    matplotlib.use("Agg")
+    import matplotlib.pyplot as plt
+
+    return plt
+
+
+def plot_signal(found: Sequence[Inspection], path: Path) -> None:
+    """Size of the activations, similarity of the tokens and size of the gradients over the layers."""
+    plt = pyplot()
+    figure, axes = plt.subplots(1, 3, figsize=(13, 4), layout="constrained")
+    titles = {
+        "activation": "size of activations (RMS)",
+        "cosine": "cosine similarity of tokens",
+        "gradient": "size of gradients, against the last layer",
+    }
+    for axis, (key, title) in zip(axes, titles.items(), strict=True):
+        for position, one in enumerate(found):
+            axis.plot(
+                [layer.layer for layer in one.signal],
+                [getattr(layer, key) for layer in one.signal],
+                color=COLOURS[position % len(COLOURS)],
+                marker=MARKS[position % len(MARKS)],
+                markevery=max(1, len(one.signal) // 9),
+                label=one.name,
+            )
+        axis.set(title=title, xlabel="layer", yscale="linear" if key == "cosine" else "log")
+        axis.grid(alpha=0.3)
+    axes[1].set_ylim(None, 1.05)
+    axes[1].axhline(1, color="grey", linestyle=":", label="rank collapse")
+    axes[1].legend(fontsize="small")
+    figure.savefig(path, dpi=150)
+    plt.close(figure)

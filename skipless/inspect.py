@@ -1,0 +1,329 @@
+"""What a configuration costs and whether its signal is healthy, before anything is trained.
+
+Parameters are counted on the meta device. Memory of activations is what autograd really saves, traced with fake tensors
+(no arithmetic, no memory). The signal is measured: one forward and one backward pass at initialisation.
+"""
+
+from collections.abc import Callable, Iterable
+from dataclasses import asdict, dataclass, field
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch._subclasses.fake_tensor import FakeTensorMode
+
+from skipless.config import BlockConfig, GainConfig, ModelConfig
+from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm
+from skipless.nn.model import LOSS_ROWS, CausalLM, MaskedLM
+
+FLOAT = 4
+"""Bytes of a float32."""
+
+SIGNAL_VOCABULARY = 4096
+"""The signal inside the blocks does not depend on the vocabulary, so a large one is not built for it."""
+
+
+@dataclass(frozen=True)
+class Layer:
+    """The signal behind one block, at initialisation."""
+
+    layer: int
+    activation: float
+    """Root mean square of the block's output."""
+    cosine: float
+    """Mean cosine similarity between two tokens of a sequence; 1 is rank collapse."""
+    gradient: float
+    """Root mean square of the loss's gradient at the block's output, relative to the last block's."""
+    weight_gradient: float
+    """Norm of the loss's gradient over all weights of the block."""
+
+
+@dataclass(frozen=True)
+class Inspection:
+    """Everything `skipless inspect` shows of one configuration."""
+
+    name: str
+    drawing: str
+    removed: list[str]
+    parameters: dict[str, int]
+    flops_per_token: dict[str, float]
+    training_memory: dict[str, int]
+    decoding_memory: dict[str, int]
+    signal: list[Layer] = field(default_factory=list)
+
+    @property
+    def total_parameters(self) -> int:
+        """All trainable parameters, tied ones once."""
+        return sum(self.parameters.values())
+
+    def as_dict(self) -> dict[str, Any]:
+        """For JSON."""
+        return {**asdict(self), "total_parameters": self.total_parameters}
+
+
+def inspect(
+    cfg: ModelConfig,
+    name: str = "block",
+    *,
+    causal: bool = True,
+    batch_size: int = 8,
+    context: int = 1024,
+    signal: bool = True,
+    seed: int = 0,
+) -> Inspection:
+    """Inspect a configuration; memory for training at `batch_size` sequences and for decoding at `context` tokens."""
+    return Inspection(
+        name=name,
+        drawing=draw(cfg.block),
+        removed=removed(cfg.block),
+        parameters=count_parameters(cfg),
+        flops_per_token=flops_per_token(cfg),
+        training_memory=training_memory(cfg, batch_size, causal=causal),
+        decoding_memory=decoding_memory(cfg, context),
+        signal=measure_signal(cfg, causal=causal, seed=seed) if signal else [],
+    )
+
+
+# ------------------------------------------------------------------------- parameters
+
+
+def count_parameters(cfg: ModelConfig) -> dict[str, int]:
+    """Trainable parameters by part, from the model itself."""
+    with torch.device("meta"):
+        model = CausalLM(cfg)
+    counts = dict.fromkeys(["embedding", "positions", "query, key", "value, projection", "MLP", "norms", "gains"], 0)
+    for path, module in model.named_modules():
+        for name, parameter in module.named_parameters(recurse=False):
+            part = _part(path, module, name)
+            counts[part] = counts.get(part, 0) + parameter.numel()
+    return counts
+
+
+def _part(path: str, module: nn.Module, name: str) -> str:
+    if isinstance(module, RMSNorm | nn.LayerNorm):
+        return "norms"
+    if name in getattr(module, "initial_gains", {}):
+        return "gains"
+    if isinstance(module, LearnedPositions):
+        return "positions"
+    places = {
+        "query": "query, key",
+        "key": "query, key",
+        "value": "value, projection",
+        "projection": "value, projection",
+    }
+    for step in path.split("."):
+        if step in places:
+            return places[step]
+        if step == "mlp":
+            return "MLP"
+    return path.split(".")[0]
+
+
+# ------------------------------------------------------------------------------ FLOPs
+
+
+def flops_per_token(cfg: ModelConfig) -> dict[str, float]:
+    """Floating-point operations of the matrix products for one token in a sequence of `max_seq_len`.
+
+    Two for each weight of a matrix, and 4·T·d a layer for scores and mixing, over all T keys as a fused kernel without
+    causal skipping counts them. Training is three times the forward pass: the backward makes two products of each one.
+    """
+    with torch.device("meta"):
+        model = CausalLM(cfg.replace(tie_embeddings=True))
+    matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
+    reparameterised = [module for module in model.modules() if isinstance(module, ReparamLinear)]
+    matrices += sum(m.width**2 for m in reparameterised if m.w_init is not None or m.delta is not None)
+    head = cfg.vocab_size * cfg.d_model
+    mixing = 4 * cfg.max_seq_len * cfg.d_model * cfg.n_layer
+    forward = 2 * (matrices + head) + mixing
+    return {"forward": float(forward), "training": 3.0 * forward}
+
+
+# ----------------------------------------------------------------------------- memory
+
+
+def training_memory(cfg: ModelConfig, batch_size: int, *, causal: bool = True) -> dict[str, int]:
+    """Bytes for a float32 step with AdamW: weights, gradients, both moments, activations, a chunk of logits."""
+    parameters = sum(count_parameters(cfg).values())
+    # the first layer may differ from the others, so the slope is taken between two and three layers
+    two, three = (_saved_bytes(cfg.replace(n_layer=n), batch_size, causal=causal) for n in (2, 3))
+    activations = max(two + (cfg.n_layer - 2) * (three - two), 0)
+    rows = min(LOSS_ROWS, batch_size * cfg.max_seq_len)
+    parts = {
+        "weights": FLOAT * parameters,
+        "gradients": FLOAT * parameters,
+        "optimiser": 2 * FLOAT * parameters,
+        "activations": activations,
+        "logits": 2 * FLOAT * rows * cfg.vocab_size,
+    }
+    return {**parts, "total": sum(parts.values())}
+
+
+def _saved_bytes(cfg: ModelConfig, batch_size: int, *, causal: bool) -> int:
+    """Bytes that autograd keeps between the forward and the backward pass, weights not counted."""
+    with FakeTensorMode():
+        model = (CausalLM if causal else MaskedLM)(cfg)
+        ids = torch.zeros(batch_size, cfg.max_seq_len, dtype=torch.long)
+        return saved_bytes(lambda: model.hidden(ids), model.parameters())
+
+
+def saved_bytes(run: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
+    """Bytes of the storages that autograd saves while `run` runs, each once, those of the weights left out."""
+    own = {weight.untyped_storage()._cdata for weight in weights}
+    saved: dict[int, int] = {}
+
+    def remember(tensor: Tensor) -> Tensor:
+        storage = tensor.untyped_storage()
+        if storage._cdata not in own:
+            saved[storage._cdata] = storage.nbytes()
+        return tensor
+
+    with torch.autograd.graph.saved_tensors_hooks(remember, lambda tensor: tensor):
+        kept = run()  # the graph, and with it every saved storage, lives until the count is done
+    total = sum(saved.values())
+    del kept
+    return total
+
+
+def decoding_memory(cfg: ModelConfig, context: int) -> dict[str, int]:
+    """Bytes for float32 decoding of one sequence: weights, and a cache of keys and values for `context` tokens."""
+    weights = FLOAT * sum(count_parameters(cfg).values())
+    cache = FLOAT * 2 * cfg.d_model * cfg.n_layer * context
+    return {"weights": weights, "cache": cache, "total": weights + cache}
+
+
+# ----------------------------------------------------------------------------- signal
+
+
+def measure_signal(cfg: ModelConfig, *, causal: bool = True, batch_size: int = 2, seed: int = 0) -> list[Layer]:
+    """One forward and one backward pass on random tokens and labels, at initialisation, layer by layer."""
+    generator = torch.Generator().manual_seed(seed)
+    cfg = cfg.replace(vocab_size=min(cfg.vocab_size, SIGNAL_VOCABULARY), dropout=0.0)
+    with torch.random.fork_rng(devices=[]):
+        torch.manual_seed(seed)
+        model = (CausalLM if causal else MaskedLM)(cfg)
+    ids, labels = torch.randint(cfg.vocab_size, (2, batch_size, min(cfg.max_seq_len, 128)), generator=generator)
+    outputs: list[Tensor] = []
+
+    def keep(_module: nn.Module, _args: tuple[Any, ...], output: Tensor) -> None:
+        output.retain_grad()
+        outputs.append(output)
+
+    for block in model.blocks:
+        block.register_forward_hook(keep)
+    model.loss(ids, labels).backward()
+    last = _rms(outputs[-1].grad)
+    return [
+        Layer(
+            layer=number + 1,
+            activation=_rms(output),
+            cosine=mean_cosine(output.detach()),
+            gradient=_rms(output.grad) / last if last else 0.0,
+            weight_gradient=_norm(parameter.grad for parameter in block.parameters()),
+        )
+        for number, (block, output) in enumerate(zip(model.blocks, outputs, strict=True))
+    ]
+
+
+def mean_cosine(x: Tensor) -> float:
+    """Mean cosine similarity over all pairs of different tokens of a sequence, (B, T, d)."""
+    unit = torch.nn.functional.normalize(x.double(), dim=-1)
+    length = x.shape[1]
+    if length < 2:
+        return 1.0
+    pairs = unit.sum(1).square().sum(-1) - unit.square().sum((1, 2))  # (B,)
+    return (pairs / (length * (length - 1))).mean().item()
+
+
+def _rms(x: Tensor | None) -> float:
+    return 0.0 if x is None else x.detach().double().square().mean().sqrt().item()
+
+
+def _norm(grads: Iterable[Tensor | None]) -> float:
+    return sum(float(grad.double().square().sum()) for grad in grads if grad is not None) ** 0.5
+
+
+# ---------------------------------------------------------------------------- drawing
+
+
+def draw(block: BlockConfig) -> str:
+    """The block as a flow drawing, equation 1 or 7 with the parts that are there."""
+    return _draw_sequential(block) if block.layout == "sequential" else _draw_parallel(block)
+
+
+def _norm_name(block: BlockConfig) -> list[str]:
+    return [{"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[block.norm]] if block.norm != "none" else []
+
+
+def _attention_name(block: BlockConfig) -> str:
+    matrix = {"softmax": "A", "v-skipinit": "(αI + βA)", "shaped": "(αI + βA − γC)"}[block.mixing]
+    maps = {"dense": " {}", "reparam": " (αW₀+βΔ{})", "identity": ""}
+    value = maps[block.value.kind].format("W^V")
+    projection = maps[block.projection.kind].format("W^P")
+    return f"MHA[ {matrix} X{value}{projection} ]"
+
+
+def _mlp_name(block: BlockConfig) -> str:
+    name = {"plain": "MLP", "glu": "GLU"}[block.mlp]
+    return f"{name}[ {block.activation} ]"
+
+
+def _gain_name(gain: GainConfig | None, symbol: str) -> list[str]:
+    """`·β` for a gain that does something: trainable, or fixed at another value than 1."""
+    if gain is None or (gain.init == 1 and not gain.trainable):
+        return []
+    return [f"·{symbol}" if gain.trainable else f"·{gain.init:g}"]
+
+
+def _draw_sequential(block: BlockConfig) -> str:
+    line, below = " x ─", "    "
+    parts = (
+        (block.alpha_sa, block.beta_sa, "SA", _attention_name(block)),
+        (block.alpha_ff, block.beta_ff, "FF", _mlp_name(block)),
+    )
+    for alpha, beta, symbol, branch in parts:
+        if beta is None:
+            continue
+        before = _norm_name(block) if block.norm_position == "pre" else []
+        after = _norm_name(block) if block.norm_position == "post" else []
+        chain = " ─ ".join([*before, branch, *_gain_name(beta, f"β_{symbol}")])
+        if alpha is None:
+            line, below = f"{line}── {chain} ──", below + " " * (len(chain) + 6)
+        else:
+            skip = "".join(_gain_name(alpha, f"α_{symbol}")).center(len(chain) + 5, "─")
+            line, below = f"{line}┬─ {chain} ─(+)─", f"{below}└{skip}┘  "
+        if after:
+            line, below = f"{line} {after[0]} ─", below + " " * (len(after[0]) + 3)
+    return f"{line} out\n{below}".rstrip()
+
+
+def _draw_parallel(block: BlockConfig) -> str:
+    top = " ─ ".join([_attention_name(block), *_gain_name(block.beta_sa, "β_SA")]) if block.beta_sa else ""
+    bottom = " ─ ".join([_mlp_name(block), *_gain_name(block.beta_ff, "β_FF")]) if block.beta_ff else ""
+    width = max(len(top), len(bottom))
+    norm = "".join(f" {name} ─" for name in _norm_name(block)) or "─"
+    start = f" x ─{'┬' if block.alpha_comb else '─'}─{norm}"
+    pad = " " * len(start)
+    above, beside = (f" {text} ".ljust(width + 2, "─") for text in (top, bottom))
+    lines = [f"{pad}┌─{above}─┐", f"{start}┴─{beside}(+)─ out"]
+    if block.alpha_comb:
+        skip = "".join(_gain_name(block.alpha_comb, "α_comb")).center(len(start) + width, "─")
+        lines.append(f"    └{skip}┘")
+    return "\n".join(lines)
+
+
+def removed(block: BlockConfig) -> list[str]:
+    """What the block does without, of what Pre-LN has."""
+    absent = []
+    if block.layout == "sequential":
+        absent += ["attention skip"] if block.alpha_sa is None else []
+        absent += ["MLP skip"] if block.alpha_ff is None else []
+    else:
+        absent += ["sequential sub-blocks", "second norm"] if block.norm != "none" else ["sequential sub-blocks"]
+        absent += ["one skip"] if block.alpha_comb else ["both skips"]
+    kept_first = " (but in layer 1)" if block.first_value and block.first_value.kind != "identity" else ""
+    absent += [f"W^V{kept_first}"] if block.value.kind == "identity" else []
+    absent += ["W^P"] if block.projection.kind == "identity" else []
+    absent += ["norms"] if block.norm == "none" else []
+    return absent
