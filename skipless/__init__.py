@@ -13,16 +13,36 @@ from typing import TYPE_CHECKING, Any
 __version__ = version("skipless")
 
 if TYPE_CHECKING:
-    from skipless.config import BLOCKS, BlockConfig, GainConfig, MapConfig, ModelConfig
+    from skipless.config import (
+        BLOCKS,
+        BlockConfig,
+        DataConfig,
+        GainConfig,
+        MapConfig,
+        ModelConfig,
+        RunConfig,
+        TrainConfig,
+    )
     from skipless.errors import UserError
     from skipless.nn.mask import Mask
     from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
+    from skipless.runs import load
 
 _HOMES = {
-    "skipless.config": ["BLOCKS", "BlockConfig", "GainConfig", "MapConfig", "ModelConfig"],
+    "skipless.config": [
+        "BLOCKS",
+        "BlockConfig",
+        "DataConfig",
+        "GainConfig",
+        "MapConfig",
+        "ModelConfig",
+        "RunConfig",
+        "TrainConfig",
+    ],
     "skipless.errors": ["UserError"],
     "skipless.nn.mask": ["Mask"],
     "skipless.nn.model": ["CausalLM", "MaskedLM", "SequenceClassifier"],
+    "skipless.runs": ["load"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -30,14 +50,18 @@ __all__ = [
     "BLOCKS",
     "BlockConfig",
     "CausalLM",
+    "DataConfig",
     "GainConfig",
     "MapConfig",
     "Mask",
     "MaskedLM",
     "ModelConfig",
+    "RunConfig",
     "SequenceClassifier",
+    "TrainConfig",
     "UserError",
     "__version__",
+    "load",
 ]
 
 

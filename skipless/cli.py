@@ -39,10 +39,15 @@ def run(arguments: list[str]) -> int:
     try:
         status = app(arguments, standalone_mode=False)
     except UserError as error:
-        return _fail(str(error))
-    except typer.Abort:
-        return _fail("stopped")
+        _fail(str(error))
+        return getattr(error, "status", BAD_INPUT)
+    except (typer.Abort, KeyboardInterrupt):
+        _fail("stopped before training began; nothing was lost")
+        return 130
     except Exception as error:
+        if hasattr(error, "status"):  # training that stopped by itself or was asked to
+            _fail(str(error))
+            return error.status  # pyrefly: ignore
         if isinstance(error, CLICK_ERROR):
             return _fail(_usage_message(error))
         if type(error).__name__ == "ValidationError" and type(error).__module__.startswith("pydantic"):
@@ -74,6 +79,327 @@ def _root(version: Annotated[bool, typer.Option("--version", help="Show the vers
 
         print(f"skipless {__version__}")
         raise typer.Exit(0)
+
+
+BlockOption = Annotated[
+    str | None,
+    typer.Option("--block", "-b", help="A preset, or a variant such as `sas:beta_ff=0.2`.  [default: sas-p]"),
+]
+SetOption = Annotated[
+    list[str] | None,
+    typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any key by its dotted name, as `train.clip=0.5`."),
+]
+ConfigOption = Annotated[Path | None, typer.Option("--config", "-c", help="A YAML or JSON file laid over the recipe.")]
+JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
+RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below runs/.")]
+CacheOption = Annotated[
+    Path | None, typer.Option("--cache-dir", help="Where prepared data lies.  [default: ~/.cache/skipless/data]")
+]
+
+
+def _resolve(
+    recipe: str, config: Path | None, block: str | None, given: dict[str, Any], settings: list[str] | None
+) -> Any:
+    """Recipe, then file, then options, then `--set`: the later ones win."""
+    from skipless.config import load_yaml, parse_overrides
+    from skipless.experiments.recipes import recipe as make
+
+    cfg = make(recipe, block or "sas-p")
+    if config:
+        cfg = cfg.merge(load_yaml(config))
+    if config and block:
+        cfg = cfg.override({"model.block": block})
+    changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
+    if "train.tokens" in changes or "train.minutes" in changes:
+        changes = {"train.steps": None, **changes}
+    if "data.seq_len" in changes:
+        changes["model.max_seq_len"] = max(changes["data.seq_len"], cfg.model.max_seq_len)
+    return cfg.override({**changes, **parse_overrides(settings or [])})
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="laptop, demo, smoke, codeparrot, codeparrot-long.")
+    ] = "laptop",
+    block: BlockOption = None,
+    config: ConfigOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of the run.  [default: block and a hash]")
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs.")] = Path("runs"),
+    source: Annotated[
+        str | None, typer.Option(help="python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field.")
+    ] = None,
+    n_layer: Annotated[int | None, typer.Option("--n-layer", "-L", help="Depth.")] = None,
+    d_model: Annotated[int | None, typer.Option("--d-model", "-d", help="Width.")] = None,
+    n_head: Annotated[int | None, typer.Option("--n-head", "-H", help="Heads.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Budget in steps.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Budget in tokens, instead of steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget in minutes, instead of steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences in a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, data order and samples.")] = None,
+    settings: SetOption = None,
+    resume: Annotated[str | None, typer.Option(help="`auto`: go on from the newest valid checkpoint.")] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume with another configuration.")
+    ] = False,
+    track: Annotated[
+        str, typer.Option(help="tensorboard, wandb, trackio, several with commas, or none.")
+    ] = "tensorboard",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show sizes, memory and time; train one step; keep nothing.")
+    ] = False,
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model. With no argument: `sas-p` on the Python standard library's source, in minutes.
+
+    Exit status: 0 finished, 2 bad input, 3 stopped by itself (loss not finite, disk full), 130 and 143 saved and
+    stopped by Ctrl-C or SIGTERM.
+
+    Examples:
+
+    - `skipless train`
+
+    - `skipless train --block pre-ln --steps 500 --lr 1e-3 --name baseline`
+
+    - `skipless train --name baseline --resume auto --block pre-ln --steps 500 --lr 1e-3`
+
+    - `skipless train --recipe codeparrot --block sas --set train.precision=bf16 --dry-run`
+    """
+    if resume not in (None, "auto"):
+        raise UserError(f"--resume takes auto, got {resume!r}")
+    given = {
+        "data.source": source,
+        "model.n_layer": n_layer,
+        "model.d_model": d_model,
+        "model.n_head": n_head,
+        "data.seq_len": seq_len,
+        "train.steps": steps,
+        "train.tokens": tokens,
+        "train.minutes": minutes,
+        "train.batch_size": batch_size,
+        "train.lr": lr,
+        "train.seed": seed,
+    }
+    cfg = _resolve(recipe, config, block, given, settings)
+    trackers = [] if track == "none" else [one.strip() for one in track.split(",")]
+    name = name or f"{(block or 'sas-p').split(':')[0]}-{cfg.digest}"
+    if Path(name).name != name or name.startswith("."):
+        raise UserError(f"a run's name is the name of a folder, got {name!r}; --runs says where it lies")
+
+    from rich.console import Console
+
+    from skipless import display
+    from skipless.experiments.report import as_dict, summarise
+    from skipless.progress import TrainView
+    from skipless.train import train as run_training
+    from skipless.trials import dry_run as rehearse
+
+    view = TrainView(Console(stderr=as_json))
+    if dry_run:
+        outcome = rehearse(cfg, observer=view, cache_dir=cache_dir)
+        print(json.dumps(outcome)) if as_json else display.show_rehearsal(outcome)
+        return
+    run = run_training(
+        cfg,
+        runs / name,
+        resume=resume == "auto",
+        accept_changes=accept_changes,
+        trackers=trackers,
+        observer=view,
+        cache_dir=cache_dir,
+    )
+    if as_json:
+        print(json.dumps({"run": str(run.folder), **as_dict(summarise(run))}))
+    else:
+        display.show_summaries([summarise(run)])
+        print(f"run: {run.folder}\nnext: skipless generate {run.folder} --prompt '{cfg.train.sample_prompt}'")
+
+
+@app.command()
+def evaluate(
+    run: RunArgument,
+    source: Annotated[
+        str | None, typer.Option(help="Evaluate on this text instead of the run's held-out part.")
+    ] = None,
+    rows: Annotated[int | None, typer.Option(help="Sequences, spread evenly; all if not given.", min=1)] = None,
+    which: Annotated[str, typer.Option(help="Checkpoint: last or best.")] = "last",
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Loss, perplexity and bits per byte of a trained model on held-out text or on any source.
+
+    Examples:
+
+    - `skipless evaluate runs/baseline`
+
+    - `skipless evaluate runs/baseline --source 'files:src/**/*.py' --json`
+    """
+    if which not in ("last", "best"):
+        raise UserError(f"--which takes last or best, got {which!r}")
+    from dataclasses import asdict
+
+    from skipless import display
+    from skipless.data import prepare
+    from skipless.evaluate import evaluate as measure
+    from skipless.runs import find_run, load
+
+    found = find_run(run)
+    cfg = found.config()
+    data = cfg.data
+    if source:
+        data = data.replace(source=source, valid_source=None, valid_fraction=0.0, tokenizer=str(found.tokenizer_file))
+    model = load(found.folder, which=which)
+    corpus = prepare(data, cache_dir=cache_dir)
+    result = measure(model, cfg, corpus, tokens=corpus.train if source else corpus.valid, max_rows=rows)
+    if as_json:
+        print(json.dumps({"run": str(found.folder), "source": data.source, **asdict(result)}))
+    else:
+        display.show_evaluation(found.name, source or "held-out part of " + data.source, result)
+
+
+@app.command()
+def generate(
+    run: RunArgument,
+    prompt: Annotated[
+        str | None, typer.Option("--prompt", "-p", help="Text to go on from; else standard input.")
+    ] = None,
+    tokens: Annotated[int, typer.Option(help="New tokens.", min=1)] = 100,
+    temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.", min=1)] = None,
+    samples: Annotated[int, typer.Option(help="How many texts.", min=1)] = 1,
+    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    as_json: JsonOption = False,
+) -> None:
+    """Write text with a trained causal model.
+
+    Examples:
+
+    - `skipless generate runs/baseline --prompt 'def '`
+
+    - `echo 'import os' | skipless generate runs/baseline --samples 3 --json`
+    """
+    from skipless.generate import stream_text
+    from skipless.nn.model import CausalLM
+    from skipless.runs import load
+
+    text = prompt if prompt is not None else sys.stdin.read()
+    model = load(run)
+    if not isinstance(model, CausalLM):
+        raise UserError(f"run {run!r} holds a masked model, which cannot write text")
+    texts = []
+    for number in range(samples):
+        pieces = stream_text(model, text, tokens, temperature=temperature, top_k=top_k, seed=seed + number)
+        written = text
+        if not as_json:
+            print(text, end="", flush=True)
+        for piece in pieces:
+            written += piece
+            if not as_json:
+                print(piece, end="", flush=True)
+        texts.append(written)
+        if not as_json:
+            print("\n" if number == samples - 1 else "\n---")
+    if as_json:
+        print(json.dumps({"run": run, "prompt": text, "texts": texts}))
+
+
+@app.command()
+def report(
+    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs to set side by side.")],
+    plot: Annotated[Path | None, typer.Option(help="Draw the losses into this file (PNG, SVG, PDF).")] = None,
+    samples: Annotated[bool, typer.Option("--samples", help="Show the last sample of each run.")] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Set runs side by side: parameters, losses, speed; a plot of the losses; samples.
+
+    Examples:
+
+    - `skipless report runs/baseline runs/simpler --plot losses.png --samples`
+    """
+    from skipless import display
+    from skipless.experiments.report import as_dict, plot_losses, summarise
+    from skipless.runs import find_run
+
+    found = [find_run(run) for run in runs]
+    if plot:
+        display.check_plot(plot)
+        plot_losses(found, plot)
+    if as_json:
+        print(json.dumps({"runs": [as_dict(summarise(run)) for run in found]}))
+        return
+    display.show_summaries([summarise(run) for run in found])
+    if samples:
+        display.show_samples(found)
+    if plot:
+        print(f"plot: {plot}")
+
+
+data_app = typer.Typer(
+    help="Prepare text for training and look at it.", no_args_is_help=True, rich_markup_mode="markdown"
+)
+app.add_typer(data_app, name="data")
+
+
+@data_app.command("build")
+def data_build(
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose data.")] = "laptop",
+    config: ConfigOption = None,
+    source: Annotated[
+        str | None, typer.Option(help="python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field.")
+    ] = None,
+    settings: SetOption = None,
+    rebuild: Annotated[bool, typer.Option("--rebuild", help="Build again what is there already.")] = False,
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Read, drop duplicates, split, train a tokeniser, tokenise, and keep the result in the cache.
+
+    Examples:
+
+    - `skipless data build`
+
+    - `skipless data build --source 'jsonl:books.jsonl.zst#text' --set data.vocab_size=8192`
+    """
+    from rich.console import Console
+
+    from skipless import display
+    from skipless.data import prepare
+    from skipless.progress import TrainView
+
+    cfg = _resolve(recipe, config, None, {"data.source": source}, settings)
+    view = TrainView(Console(stderr=as_json))
+    corpus = prepare(cfg.data, cache_dir=cache_dir, progress=view.data, rebuild=rebuild)
+    print(json.dumps({"path": str(corpus.path), **corpus.info})) if as_json else display.show_corpus(corpus)
+
+
+@data_app.command("show")
+def data_show(
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose data.")] = "laptop",
+    config: ConfigOption = None,
+    source: Annotated[
+        str | None, typer.Option(help="python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field.")
+    ] = None,
+    settings: SetOption = None,
+    rows: Annotated[int, typer.Option(help="Training sequences to show.", min=0)] = 2,
+    cache_dir: CacheOption = None,
+) -> None:
+    """Show what a prepared corpus holds: counts, and a few sequences as the model sees them.
+
+    Examples:
+
+    - `skipless data show --rows 3`
+    """
+    from skipless import display
+    from skipless.data import prepare
+
+    cfg = _resolve(recipe, config, None, {"data.source": source}, settings)
+    corpus = prepare(cfg.data, cache_dir=cache_dir)
+    display.show_corpus(corpus, rows)
 
 
 @app.command()

@@ -6,6 +6,7 @@ A block of the paper is a `BlockConfig`: one of two layouts with parts plugged i
 name; every ablation of the appendix is `BLOCKS[name].replace(...)`, or on the command line `name:key=value,...`.
 """
 
+import hashlib
 import math
 from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
@@ -34,6 +35,15 @@ class Config(BaseModel):
         for path, value in changes.items():
             _set(tree, path, value)
         return type(self).model_validate(tree)
+
+    def merge(self, changes: dict[str, Any]) -> Self:
+        """A copy with the values of a nested mapping, such as a file, laid over it."""
+        return type(self).model_validate(_merged(self.model_dump(), changes))
+
+
+def _merged(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
+    both = {key: tree[key] for key in changes if isinstance(tree.get(key), dict) and isinstance(changes[key], dict)}
+    return {**tree, **changes, **{key: _merged(both[key], changes[key]) for key in both}}
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> None:
@@ -409,3 +419,119 @@ class DataConfig(Config):
         if self.packing == "chunks" and self.seq_len < 2:
             raise ValueError("packing 'chunks' has inputs and targets inside a row, so seq_len must be at least 2")
         return self
+
+
+class TrainConfig(Config):
+    """How a model is trained. Exactly one of `steps`, `tokens` and `minutes` is the budget."""
+
+    steps: int | None = Field(2000, ge=1, description="Budget in optimiser steps.")
+    tokens: int | None = Field(None, ge=1, description="Budget in training tokens.")
+    minutes: float | None = Field(None, gt=0, description="Budget in minutes of training, evaluation not counted.")
+
+    batch_size: int = Field(8, ge=1, description="Sequences in a step.")
+    micro_batch: int | None = Field(None, ge=1, description="Sequences in memory at a time; gradients are accumulated.")
+    batch_ramp: float = Field(
+        0.0, ge=0, le=1, description="Share of the budget over which the batch grows from a micro-batch to batch_size."
+    )
+
+    optimizer: Literal["adamw", "muon", "sgd"] = Field(
+        "adamw", description="AdamW; Muon for the matrices inside the blocks with AdamW for the rest; or plain SGD."
+    )
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    vp_lr_factor: float = Field(1.0, ge=0, description="Factor on the learning rate of W^V and W^P.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's averaging factors.")
+    eps: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    weight_decay: float = Field(0.1, ge=0, description="On matrices and embeddings; never on gains, norms, biases.")
+    clip: float | None = Field(1.0, gt=0, description="Largest norm of the gradient.")
+
+    schedule: Literal["linear", "cosine", "triangle", "constant"] = Field(
+        "linear", description="Learning rate after the warm-up: a line or half a cosine to zero, or constant."
+    )
+    warmup: float | None = Field(
+        None, ge=0, description="Share of the budget below 1, else steps; by default 0.05, and 0.75 for `triangle`."
+    )
+
+    mask_share: float = Field(0.25, gt=0, lt=1, description="Masked language models: share of the tokens masked.")
+
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 on a GPU, fp32 on a CPU."
+    )
+    device: str = Field("auto", description="auto: an accelerator if there is one.")
+    compile: Literal["off", "block", "model"] = Field("off", description="What torch.compile is given.")
+
+    eval_every: int = Field(200, ge=0, description="Steps between evaluations; 0: only at the end.")
+    eval_rows: int = Field(256, ge=1, description="Held-out sequences in an evaluation during training.")
+    sample_every: int = Field(500, ge=0, description="Steps between text samples; 0: none.")
+    sample_prompt: str = Field("def ", description="What the samples begin with.")
+    save_every: int = Field(500, ge=1, description="Steps between checkpoints.")
+    keep_last: int = Field(2, ge=1, description="Newest checkpoints kept, besides the best.")
+    log_every: int = Field(10, ge=1, description="Steps between lines of metrics.")
+    gains_every: int = Field(50, ge=0, description="Steps between records of all gains; 0: none.")
+    health_every: int = Field(
+        0, ge=0, description="Steps between records of kurtosis, attention entropy and token similarity; 0: none."
+    )
+    seed: int = Field(0, ge=0, description="Of the weights, the order of the data, masks, dropout and samples.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if sum(budget is not None for budget in (self.steps, self.tokens, self.minutes)) != 1:
+            raise ValueError("give exactly one budget: steps, tokens or minutes (set the others to null)")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be at least 0 and below 1, got {self.betas}")
+        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+            raise ValueError(f"micro_batch {self.micro_batch} does not divide batch_size {self.batch_size}")
+        if self.warmup is not None and self.warmup >= 1 and self.steps is None:
+            raise ValueError("a warm-up in steps needs a budget in steps; give a share below 1")
+        if self.warmup is not None and self.steps is not None and self.warmup >= 1 and self.warmup > self.steps:
+            raise ValueError(f"a warm-up of {self.warmup:g} steps is longer than the training of {self.steps}")
+        return self
+
+    @property
+    def micro_rows(self) -> int:
+        """Sequences in memory at a time."""
+        return self.micro_batch or self.batch_size
+
+    @property
+    def warmup_share(self) -> float:
+        """The warm-up as a share of the budget."""
+        if self.warmup is None:
+            return 0.75 if self.schedule == "triangle" else 0.05
+        return self.warmup / self.steps if self.warmup >= 1 and self.steps else self.warmup
+
+
+class RunConfig(Config):
+    """Everything that makes a run what it is."""
+
+    task: Literal["causal", "masked"] = Field("causal", description="Next-token or masked-token prediction.")
+    model: ModelConfig = Field(ModelConfig(), description="The model; its vocabulary is the tokeniser's.")
+    data: DataConfig = Field(DataConfig(), description="The corpus.")
+    train: TrainConfig = Field(TrainConfig(), description="The training.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.data.seq_len > self.model.max_seq_len:
+            raise ValueError(
+                f"data.seq_len {self.data.seq_len} is longer than model.max_seq_len {self.model.max_seq_len}"
+            )
+        if self.task == "masked" and self.data.packing == "chunks":
+            raise ValueError("packing 'chunks' is for causal models; a masked one needs packing 'stream'")
+        return self
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits of a hash of the configuration: equal ones are the same run."""
+        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]
+
+
+def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:
+    """Dotted names of what differs between two configurations of a kind, with both values."""
+
+    def flatten(tree: Any, path: str = "") -> dict[str, Any]:
+        if not isinstance(tree, dict):
+            return {path: tree}
+        parts = (flatten(value, f"{path}.{key}" if path else key) for key, value in tree.items())
+        return {key: value for part in parts for key, value in part.items()}
+
+    before, after = flatten(old.model_dump()), flatten(new.model_dump())
+    keys = [key for key in {**before, **after} if before.get(key) != after.get(key)]
+    return {key: (before.get(key), after.get(key)) for key in keys}

@@ -2,13 +2,19 @@
 
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any
+from typing import TYPE_CHECKING, Any
 
 from rich.console import Console
 from rich.table import Table
 
 from skipless.errors import MissingExtra, UserError
 from skipless.inspect import Inspection
+
+if TYPE_CHECKING:
+    from skipless.data import Corpus
+    from skipless.evaluate import Evaluation
+    from skipless.experiments.report import Summary
+    from skipless.runs import Run
 
 COLLAPSED = 0.99
 """Mean cosine similarity above which the tokens of a sequence can no longer be told apart."""
@@ -94,6 +100,98 @@ def _verdict(one: Inspection) -> str:
     if dead:
         return f"{one.name}: no finite gradient in layer {', '.join(map(str, dead))}"
     return f"{one.name}: healthy (similarity {last.cosine:.3f} in the last layer, a gradient in every layer)"
+
+
+def show_summaries(summaries: Sequence["Summary"]) -> None:
+    """Runs side by side."""
+    head = [
+        "run",
+        "parameters",
+        "steps",
+        "tokens",
+        "training loss",
+        "held-out loss",
+        "bits per byte",
+        "tokens/s",
+        "time",
+    ]
+    rows = [
+        [
+            one.name,
+            number(one.parameters),
+            f"{one.steps:,}",
+            number(one.tokens),
+            _figure(one.train_loss, 3),
+            _figure(one.valid_loss, 4),
+            _figure(one.valid_bits_per_byte, 3),
+            f"{one.tokens_per_second:,.0f}",
+            clock(one.seconds),
+        ]
+        for one in summaries
+    ]
+    Console().print(table("Runs", head, rows))
+
+
+def _figure(value: float | None, digits: int) -> str:
+    return "–" if value is None else f"{value:.{digits}f}"
+
+
+def show_samples(runs: Sequence["Run"]) -> None:
+    """The last sample of each run."""
+    console = Console()
+    for run in runs:
+        last = (list(run.samples()) or [None])[-1]
+        if last:
+            console.print(f"{run.name}, step {last['step']}:", style="bold", highlight=False)
+            print(last["text"] + "\n")
+
+
+def show_evaluation(name: str, source: str, result: "Evaluation") -> None:
+    """Loss, perplexity, bits per byte."""
+    rows = [
+        ["loss", f"{result.loss:.4f}"],
+        ["perplexity", f"{result.perplexity:,.2f}"],
+        ["bits per byte", _figure(result.bits_per_byte, 4)],
+        ["sequences", f"{result.sequences:,}"],
+        ["predicted tokens", f"{result.tokens:,}"],
+    ]
+    Console().print(table(f"{name} on {source}", ["", ""], rows))
+
+
+def show_corpus(corpus: "Corpus", rows: int = 0) -> None:
+    """Counts of a prepared corpus, and a few of its sequences."""
+    splits = corpus.info["splits"]
+    keys = list(next(iter(splits.values())))
+    lines = [[key, *(f"{split[key]:,}" for split in splits.values())] for key in keys]
+    Console().print(table(str(corpus.path), ["", *splits], lines))
+    for row in corpus.train.batch(0, 0, rows) if rows else []:
+        print(f"{'─' * 40}\n{corpus.tokenizer.decode(row.tolist(), keep_special=True)}")
+
+
+def show_rehearsal(outcome: dict[str, Any]) -> None:
+    """What a training would cost."""
+    import yaml
+
+    print(yaml.safe_dump(outcome["config"], sort_keys=False, allow_unicode=True))
+    rows = [
+        ["parameters", number(outcome["parameters"])],
+        ["memory, estimated", number(outcome["memory"]["total"], "B")],
+        ["tokens in the training set", number(outcome["train_tokens"])],
+        ["loss of one step", f"{outcome['loss']:.4f}"],
+        ["time of a step", f"{outcome['step_seconds']:.3g} s"],
+        ["tokens/s", f"{outcome['tokens_per_second']:,.0f}"],
+        ["time of the training", clock(outcome["total_seconds"])],
+    ]
+    Console().print(table("Dry run: one step, nothing kept", ["", ""], rows))
+
+
+def clock(seconds: float) -> str:
+    """`2:05`, `1:02:05`."""
+    if seconds != seconds:
+        return "?"
+    minutes, rest = divmod(round(seconds), 60)
+    hours, minutes = divmod(minutes, 60)
+    return f"{hours}:{minutes:02}:{rest:02}" if hours else f"{minutes}:{rest:02}"
 
 
 # ------------------------------------------------------------------------------ plots

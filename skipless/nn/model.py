@@ -3,6 +3,8 @@
 Shapes: B batch, T tokens, d width, V vocabulary.
 """
 
+from typing import Any
+
 import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
@@ -26,6 +28,8 @@ class Transformer(nn.Module):
     """Embedding, positions, blocks, norm: what the three models share."""
 
     causal: bool
+    tokenizer: Any = None
+    """How its text becomes tokens, where the model comes from a run."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()

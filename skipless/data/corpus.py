@@ -1,0 +1,345 @@
+"""Prepare a corpus: read, drop repetitions, split, train a tokeniser, tokenise, and keep the result in a cache."""
+
+import hashlib
+import json
+import os
+import platform
+from collections import deque
+from collections.abc import Callable, Iterable, Iterator
+from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Self
+
+import numpy as np
+import tokenizers
+
+import skipless
+from skipless.config import DataConfig
+from skipless.data import cache
+from skipless.data.documents import Counts, Document, Piece, Seen, Split, distinct, pieces, seen_on_disk, split_of
+from skipless.data.sources import Source, open_source
+from skipless.data.tokenizer import TRAINERS, Tokenizer, fetch, train
+from skipless.data.tokens import Tokens
+from skipless.errors import UserError
+
+Progress = Callable[[str, int, int | None], None]
+"""Called with what is being done, how much of it is done, and how much there is if that is known (both in bytes)."""
+
+FORMAT = 1
+BATCH = 2**20
+"""Characters that are tokenised at a time."""
+
+_SPLITS: tuple[Split, ...] = ("train", "valid")
+_AHEAD = 2
+
+
+@dataclass(frozen=True)
+class Corpus:
+    """A prepared corpus: two files of tokens, the tokeniser that made them, and what is known of them."""
+
+    path: Path
+    info: dict[str, Any]
+    tokenizer: Tokenizer
+    train: Tokens
+    valid: Tokens
+
+    @property
+    def fingerprint(self) -> str:
+        """A hash of the data: the same wherever and whenever the same tokens were made."""
+        hashes = {name: record["sha256"] for name, record in sorted(self.info["files"].items())}
+        return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+
+    @classmethod
+    def open(cls, path: Path, cfg: DataConfig) -> Self:
+        """Open a finished folder; raises `cache.Damaged` if a file is not as it was written."""
+        info = cache.verify(path)
+        if info["format"] != FORMAT:
+            raise cache.Damaged(f"it has format {info['format']}, and this version reads {FORMAT}")
+        parts = {
+            split: Tokens(
+                path / f"{split}.bin",
+                info["dtype"],
+                cfg.seq_len,
+                cfg.packing,
+                n_bytes=info["splits"][split]["bytes"],
+            )
+            for split in _SPLITS
+        }
+        return cls(path, info, Tokenizer.load(path / "tokenizer.json"), **parts)
+
+
+def prepare(
+    cfg: DataConfig, *, cache_dir: Path | None = None, progress: Progress | None = None, rebuild: bool = False
+) -> Corpus:
+    """The corpus of a configuration: from the cache if it is there and intact, else built.
+
+    The cache is `cache_dir`, or `$SKIPLESS_CACHE`, or `~/.cache/skipless/data`. Memory holds a few batches and the
+    largest document, whatever the size of the corpus. Of several processes that want the same corpus, one builds.
+    """
+    report = progress or _silent
+    plan = _Plan.make(cfg)
+    folder = Path(cache_dir or default_cache_dir()) / plan.key
+    corpus = None if rebuild else _reopen(folder, cfg, _silent)
+    if corpus is None:
+        with cache.locked(folder.with_name(f"{plan.key}.lock"), lambda: report("wait for another process", 0, None)):
+            corpus = None if rebuild else _reopen(folder, cfg, report)
+            if corpus is None:
+                with cache.staged(folder) as stage:
+                    _build(plan, stage, report)
+                corpus = Corpus.open(folder, cfg)
+    _require_rows(corpus, cfg)
+    return corpus
+
+
+def default_cache_dir() -> Path:
+    """`$SKIPLESS_CACHE`, or `~/.cache/skipless/data`."""
+    named = os.environ.get("SKIPLESS_CACHE")
+    return Path(named).expanduser() if named else Path.home() / ".cache" / "skipless" / "data"
+
+
+def _silent(stage: str, done: int, total: int | None) -> None:
+    pass
+
+
+def _reopen(folder: Path, cfg: DataConfig, report: Progress) -> Corpus | None:
+    if not folder.exists():
+        return None
+    try:
+        return Corpus.open(folder, cfg)
+    except cache.Damaged as error:
+        report(f"rebuild: {error}", 0, None)
+        return None
+
+
+def _require_rows(corpus: Corpus, cfg: DataConfig) -> None:
+    for split, tokens in (("training", corpus.train), ("validation", corpus.valid)):
+        wanted = split == "training" or cfg.valid_source is not None or cfg.valid_fraction > 0
+        if wanted and not len(tokens):
+            raise UserError(
+                f"the {split} text has {tokens.n_tokens} tokens, not one row of {tokens.row_len}; "
+                f"a smaller seq_len or a larger source is needed"
+            )
+
+
+@dataclass(frozen=True)
+class _Plan:
+    """A configuration with its sources opened, its tokeniser loaded if it is not to be trained, and its cache key."""
+
+    cfg: DataConfig
+    source: Source
+    valid_source: Source | None
+    tokenizer: Tokenizer | None
+    fingerprints: list[str]
+    key: str
+
+    @classmethod
+    def make(cls, cfg: DataConfig) -> Self:
+        source = open_source(cfg.source)
+        valid_source = open_source(cfg.valid_source) if cfg.valid_source is not None else None
+        tokenizer = None if cfg.tokenizer in TRAINERS else fetch(cfg.tokenizer)
+        fingerprints = _fingerprints(source, valid_source)
+        matters = {"format": FORMAT, "fingerprints": fingerprints, **_what_matters(cfg, tokenizer)}
+        key = hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:32]
+        return cls(cfg, source, valid_source, tokenizer, fingerprints, key)
+
+    def documents(self, seen: Seen, counts: Counts) -> Iterator[tuple[Split, Document]]:
+        """Distinct documents and their parts; a held-out source comes first, so that training repeats none of it."""
+        limits = {"max_documents": self.cfg.max_documents, "max_bytes": self.cfg.max_bytes}
+        if self.valid_source is None:
+            for document in distinct(self.source, seen, counts, **limits):
+                yield split_of(document, self.cfg.valid_fraction), document
+            return
+        for document in distinct(self.valid_source, seen, counts, **limits):
+            yield "valid", document
+        for document in distinct(self.source, seen, counts, **limits):
+            yield "train", document
+
+    def total_bytes(self) -> int | None:
+        """About how much text there is, if that is known."""
+        sizes = [source.total_bytes() for source in (self.source, self.valid_source) if source is not None]
+        limited = [min(size, self.cfg.max_bytes or size) for size in sizes if size is not None]
+        return sum(limited) if len(limited) == len(sizes) else None
+
+
+def _fingerprints(source: Source, valid_source: Source | None) -> list[str]:
+    return [part.fingerprint() for part in (source, valid_source) if part is not None]
+
+
+def _what_matters(cfg: DataConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
+    """The fields that change the files: a stream is the same for any seq_len, a given tokeniser is not trained."""
+    fields = cfg.model_dump()
+    if cfg.packing == "stream":
+        del fields["seq_len"]
+    if tokenizer is not None:
+        for name in ("vocab_size", "lowercase", "tokenizer_bytes"):
+            del fields[name]
+        fields["tokenizer"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+    return fields
+
+
+def _build(plan: _Plan, stage: Path, report: Progress) -> None:
+    """Fill the staging folder."""
+    tokenizer = plan.tokenizer or train(
+        plan.cfg.tokenizer,
+        lambda: _training_text(plan, stage, report),
+        vocab_size=plan.cfg.vocab_size,
+        lowercase=plan.cfg.lowercase,
+    )
+    tokenizer.save(stage / "tokenizer.json")
+    counts = Counts()
+    with seen_on_disk(stage / "seen.sqlite") as seen:
+        writers = _tokenise(plan, tokenizer, plan.documents(seen, counts), stage, report)
+    _require_documents(plan.cfg, writers, counts)
+    if _fingerprints(plan.source, plan.valid_source) != plan.fingerprints:
+        raise UserError(f"source {plan.cfg.source!r} changed while it was read; prepare it again")
+    manifest = {
+        "format": FORMAT,
+        "key": plan.key,
+        "config": plan.cfg.model_dump(),
+        "fingerprints": plan.fingerprints,
+        "vocab_size": tokenizer.vocab_size,
+        "dtype": _dtype(tokenizer),
+        "duplicates": counts.duplicates,
+        "empty": counts.empty,
+        "splits": {split: writer.counts() for split, writer in writers.items()},
+        "versions": {
+            "skipless": skipless.__version__,
+            "tokenizers": tokenizers.__version__,
+            "python": platform.python_version(),
+        },
+    }
+    cache.write_manifest(stage, manifest, ["train.bin", "valid.bin", "tokenizer.json"])
+
+
+def _dtype(tokenizer: Tokenizer) -> str:
+    return "uint16" if tokenizer.vocab_size <= 65535 else "uint32"
+
+
+def _require_documents(cfg: DataConfig, writers: dict[Split, "_Writer"], counts: Counts) -> None:
+    n_train, n_valid = writers["train"].documents, writers["valid"].documents
+    if not n_train + n_valid:
+        raise UserError(f"source {cfg.source!r} has no documents ({counts.empty} blank ones)")
+    if cfg.valid_source is not None and not (n_train and n_valid):
+        name, empty = ("valid_source", cfg.valid_source) if not n_valid else ("source", cfg.source)
+        raise UserError(f"{name} {empty!r} has no documents that are left for it ({counts.duplicates} repetitions)")
+    if not n_train or (cfg.valid_fraction > 0 and not n_valid):
+        part = "validation" if n_train else "training"
+        raise UserError(
+            f"none of the {n_train + n_valid} documents of {cfg.source!r} falls in the {part} part with "
+            f"valid_fraction={cfg.valid_fraction}; give a valid_source, another valid_fraction, or more documents"
+        )
+
+
+def _training_text(plan: _Plan, stage: Path, report: Progress) -> Iterator[str]:
+    """The first `tokenizer_bytes` of the training part, from the beginning of the source."""
+    done, limit = 0, plan.cfg.tokenizer_bytes
+    with seen_on_disk(stage / "seen.sqlite") as seen:
+        for split, document in plan.documents(seen, Counts()):
+            if split != "train":
+                continue
+            for piece in pieces(split, document, cut=True):
+                yield piece.text
+                done += len(piece.text.encode())
+                if done >= limit:
+                    return
+            report("train tokenizer", done, limit)
+
+
+def _tokenise(
+    plan: _Plan,
+    tokenizer: Tokenizer,
+    documents: Iterable[tuple[Split, Document]],
+    stage: Path,
+    report: Progress,
+) -> dict[Split, "_Writer"]:
+    window = plan.cfg.seq_len if plan.cfg.packing == "chunks" else None
+    writers = {split: _Writer(stage / f"{split}.bin", _dtype(tokenizer), tokenizer.end_id, window) for split in _SPLITS}
+    cut, total, done = tokenizer.cuts_at_newlines(), plan.total_bytes(), 0
+    parts = (piece for split, document in documents for piece in pieces(split, document, cut=cut))
+    try:
+        for batch, encoded in _encoded(parts, tokenizer):
+            for piece, ids in zip(batch, encoded, strict=True):
+                writers[piece.split].add(ids, piece.last, piece.n_bytes)
+                done += piece.n_bytes
+            report("tokenise", done, total)
+    finally:
+        for writer in writers.values():
+            writer.close()
+    return writers
+
+
+def _encoded(parts: Iterable[Piece], tokenizer: Tokenizer) -> Iterator[tuple[list[Piece], list[list[int]]]]:
+    """Batches of pieces with their tokens, in order; while one is encoded, others are read and written."""
+    waiting: deque[tuple[list[Piece], Future[list[list[int]]]]] = deque()
+    with ThreadPoolExecutor(_AHEAD) as pool:
+        for batch in _batches(parts):
+            waiting.append((batch, pool.submit(tokenizer.encode_batch, [piece.text for piece in batch])))
+            if len(waiting) > _AHEAD:
+                ready, future = waiting.popleft()
+                yield ready, future.result()
+        for ready, future in waiting:
+            yield ready, future.result()
+
+
+def _batches(parts: Iterable[Piece]) -> Iterator[list[Piece]]:
+    batch, size = [], 0
+    for piece in parts:
+        batch.append(piece)
+        size += len(piece.text)
+        if size >= BATCH:
+            yield batch
+            batch, size = [], 0
+    if batch:
+        yield batch
+
+
+class _Writer:
+    """Appends documents to a file of tokens.
+
+    As a stream: the tokens of each document and an end-of-text token. In windows, which is how CodeParrot was
+    prepared: as many whole windows as the document fills, no end-of-text token, and the rest dropped; the document's
+    bytes then count in proportion to the tokens that were kept.
+    """
+
+    def __init__(self, path: Path, dtype: str, end_id: int, window: int | None) -> None:
+        self.documents = self.tokens = self.dropped = self.n_bytes = 0
+        self._dtype = np.dtype(dtype).newbyteorder("<")
+        self._end_id = end_id
+        self._window = window
+        self._kept = 0
+        self._rest: list[int] = []
+        self._file = path.open("wb", buffering=2**20)
+
+    def add(self, ids: list[int], last: bool, n_bytes: int) -> None:
+        """Append a piece; `n_bytes` is the size of the whole document, known with its last piece."""
+        if self._window is None:
+            self._kept += len(ids)
+            self._write([*ids, self._end_id] if last else ids)
+        else:
+            ids = self._rest + ids
+            whole = len(ids) // self._window * self._window
+            self._kept += whole
+            self._write(ids[:whole])
+            self._rest = ids[whole:]
+        if last:
+            self._finish_document(n_bytes)
+
+    def _write(self, ids: list[int]) -> None:
+        self._file.write(np.array(ids, dtype=self._dtype).tobytes())
+        self.tokens += len(ids)
+
+    def _finish_document(self, n_bytes: int) -> None:
+        kept, rest = self._kept, len(self._rest)
+        self.documents += 1
+        self.dropped += rest
+        self.n_bytes += round(n_bytes * kept / (kept + rest)) if rest else n_bytes
+        self._kept, self._rest = 0, []
+
+    def counts(self) -> dict[str, int]:
+        """What went into the file."""
+        return {"documents": self.documents, "tokens": self.tokens, "dropped": self.dropped, "bytes": self.n_bytes}
+
+    def close(self) -> None:
+        """Write what is buffered."""
+        self._file.close()

@@ -1,0 +1,192 @@
+"""Tokenisers: trained on the corpus, read from a file, or fetched from the hub, behind one small interface."""
+
+import re
+from collections import Counter
+from collections.abc import Callable, Iterable, Iterator
+from pathlib import Path
+from typing import Self
+
+import tokenizers
+from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
+
+from skipless.errors import UserError, did_you_mean, unknown
+
+END_OF_TEXT = "<|endoftext|>"
+BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
+
+_END_NAMES = (END_OF_TEXT, "<|end_of_text|>", "</s>", "<eos>", "[EOS]", "<|im_end|>", "[SEP]")
+_PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_id|>")
+_MASK_NAMES = ("[MASK]", "<mask>")
+_NEWLINE_PROBES = ("word\nword", "x;\nif", ")\n#", "1\n2", "é\n漢")
+_MAX_ALPHABET = 1000
+
+
+class Tokenizer:
+    """A tokeniser of the `tokenizers` library with what a language model needs to know of it.
+
+    Text never encodes to a special token: a document that contains the characters `<|endoftext|>` or `[MASK]` gets
+    the ordinary tokens that spell them. `pad_id` is the end token's where there is no padding token; `mask_id` is
+    None where there is no mask.
+    """
+
+    def __init__(self, backend: tokenizers.Tokenizer) -> None:
+        backend.encode_special_tokens = True
+        backend.no_padding()
+        backend.no_truncation()
+        self._backend = backend
+        self._vocab = backend.get_vocab(with_added_tokens=True)
+        end_id = self._find(_END_NAMES)
+        if end_id is None:
+            raise UserError(f"the tokenizer has no end-of-text token; looked for {', '.join(_END_NAMES)}")
+        self.end_id: int = end_id
+        self.mask_id: int | None = self._find(_MASK_NAMES)
+        pad_id = self._find(_PAD_NAMES)
+        self.pad_id: int = end_id if pad_id is None else pad_id
+        added = backend.get_added_tokens_decoder()
+        ids = {token_id for token_id, token in added.items() if token.special} | {self.end_id, self.pad_id}
+        self.special_ids: tuple[int, ...] = tuple(sorted(ids if self.mask_id is None else ids | {self.mask_id}))
+
+    def _find(self, names: Iterable[str]) -> int | None:
+        return next((self._vocab[name] for name in names if name in self._vocab), None)
+
+    @property
+    def vocab_size(self) -> int:
+        """One more than the largest id: the number of rows that an embedding needs."""
+        return max(self._vocab.values()) + 1
+
+    def encode(self, text: str) -> list[int]:
+        """The tokens of a text, nothing added."""
+        return self._backend.encode(text, add_special_tokens=False).ids
+
+    def encode_batch(self, texts: list[str]) -> list[list[int]]:
+        """The tokens of many texts, in parallel."""
+        # the fast form leaves out the offsets into the text, which nothing here uses
+        return [encoding.ids for encoding in self._backend.encode_batch_fast(texts, add_special_tokens=False)]
+
+    def decode(self, ids: Iterable[int], *, keep_special: bool = False) -> str:
+        """The text of some tokens, without the special ones unless they are asked for."""
+        return self._backend.decode([int(token_id) for token_id in ids], skip_special_tokens=not keep_special)
+
+    def cuts_at_newlines(self) -> bool:
+        """Whether a text cut after a lone newline has the same tokens as the whole: true of byte-level and BERT's."""
+        return all(
+            self.encode(text) == [token for line in text.splitlines(keepends=True) for token in self.encode(line)]
+            for text in _NEWLINE_PROBES
+        )
+
+    def to_json(self) -> str:
+        """The content of `tokenizer.json`."""
+        return self._backend.to_str(pretty=False)
+
+    def save(self, path: Path | str) -> None:
+        """Write `tokenizer.json`, which the `tokenizers` and `transformers` libraries read too."""
+        Path(path).write_text(self.to_json(), encoding="utf-8")
+
+    @classmethod
+    def load(cls, path: Path | str) -> Self:
+        """Read a `tokenizer.json`, or the one in a folder."""
+        path = Path(path)
+        path = path / "tokenizer.json" if path.is_dir() else path
+        try:
+            text = path.read_text(encoding="utf-8")
+        except (OSError, UnicodeDecodeError) as error:
+            raise UserError(f"tokenizer {str(path)!r} cannot be read: {error}") from None
+        try:
+            backend = tokenizers.Tokenizer.from_str(text)
+        except Exception as error:  # the library raises bare Exception
+            raise UserError(f"{str(path)!r} is not a tokenizer.json: {error}") from None
+        return cls(backend)
+
+
+def _train_bpe(texts: Callable[[], Iterator[str]], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """Byte-level BPE, as GPT-2's: any text has tokens, and decodes to itself."""
+    backend = tokenizers.Tokenizer(models.BPE())
+    backend.normalizer = normalizers.Lowercase() if lowercase else None
+    backend.pre_tokenizer = pre_tokenizers.ByteLevel(add_prefix_space=False)
+    backend.decoder = decoders.ByteLevel()
+    trainer = trainers.BpeTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[END_OF_TEXT],
+        initial_alphabet=sorted(pre_tokenizers.ByteLevel.alphabet()),
+        show_progress=False,
+    )
+    backend.train_from_iterator(texts(), trainer)
+    return backend
+
+
+def _train_wordpiece(texts: Callable[[], Iterator[str]], vocab_size: int, lowercase: bool) -> tokenizers.Tokenizer:
+    """WordPiece, as BERT's.
+
+    The library's trainer numbers the continuing letters (`##a`) in the order of a hash table that is seeded anew in
+    every process, and breaks ties by those numbers, so the same text gives other ids each time. Here the alphabet is
+    counted first and the letters are given to the trainer in order, as if they were special; the finished vocabulary
+    then goes into a fresh tokeniser where they are not.
+    """
+    normalizer = normalizers.BertNormalizer(lowercase=lowercase)
+    alphabet = _alphabet((normalizer.normalize_str(text) for text in texts()), min(_MAX_ALPHABET, vocab_size // 4))
+    trainer = trainers.WordPieceTrainer(
+        vocab_size=vocab_size,
+        special_tokens=[*BERT_SPECIALS, *(f"##{letter}" for letter in alphabet)],
+        initial_alphabet=alphabet,
+        limit_alphabet=len(alphabet),
+        show_progress=False,
+    )
+    trained = _bert(models.WordPiece(unk_token="[UNK]"), normalizer)
+    trained.train_from_iterator(texts(), trainer)
+    vocab = trained.get_vocab(with_added_tokens=True)
+    backend = _bert(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100), normalizer)
+    backend.add_special_tokens(BERT_SPECIALS)
+    return backend
+
+
+def _bert(model: models.WordPiece, normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
+    backend = tokenizers.Tokenizer(model)
+    backend.normalizer = normalizer
+    backend.pre_tokenizer = pre_tokenizers.BertPreTokenizer()
+    backend.decoder = decoders.WordPiece(prefix="##")
+    return backend
+
+
+def _alphabet(texts: Iterable[str], size: int) -> list[str]:
+    """The most frequent characters, equal counts by code point; the rarer ones become [UNK]."""
+    counts: Counter[str] = Counter()
+    for text in texts:
+        counts.update(text)
+    letters = sorted((letter for letter in counts if not letter.isspace()), key=lambda c: (-counts[c], c))
+    return sorted(letters[:size])
+
+
+TRAINERS: dict[str, Callable[[Callable[[], Iterator[str]], int, bool], tokenizers.Tokenizer]] = {
+    "bpe": _train_bpe,
+    "wordpiece": _train_wordpiece,
+}
+"""The kinds of tokeniser that can be trained."""
+
+
+def train(kind: str, texts: Callable[[], Iterator[str]], *, vocab_size: int, lowercase: bool = False) -> Tokenizer:
+    """Train a tokeniser; `texts()` starts the texts from the beginning each time it is called.
+
+    A small corpus may not have as many different words as the vocabulary asked for: `vocab_size` of the result is
+    what there is.
+    """
+    if kind not in TRAINERS:
+        raise unknown("kind of tokenizer", kind, TRAINERS)
+    return Tokenizer(TRAINERS[kind](texts, vocab_size, lowercase))
+
+
+def fetch(name: str) -> Tokenizer:
+    """An existing tokeniser: the path of a `tokenizer.json` or of its folder, or a name on the Hugging Face hub."""
+    path = Path(name).expanduser()
+    if path.exists():
+        return Tokenizer.load(path)
+    kinds = f"allowed: {', '.join(TRAINERS)}, the path of a tokenizer.json, a name on the Hugging Face hub"
+    if path.suffix == ".json" or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        raise UserError(f"tokenizer {name!r}: no such file; {kinds}{did_you_mean(name, TRAINERS)}")
+    try:
+        backend = tokenizers.Tokenizer.from_pretrained(name)
+    except Exception as error:  # offline, unknown, private, not a tokenizer: each from another library
+        reason = (str(error).strip() or type(error).__name__).splitlines()[0]
+        raise UserError(
+            f"tokenizer {name!r} cannot be fetched from the hub ({reason}); {kinds}{did_you_mean(name, TRAINERS)}"
+        ) from error
+    return Tokenizer(backend)

@@ -1,0 +1,1 @@
+"""Experiments: recipes, figures and reports. The library never imports them."""

@@ -1,0 +1,116 @@
+"""Parameter groups, optimisers, and schedules as functions of progress."""
+
+import math
+from collections.abc import Callable, Iterable, Sequence
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+from torch.optim import SGD, AdamW, Muon, Optimizer
+
+from skipless.config import TrainConfig
+from skipless.nn.attention import Attention
+from skipless.nn.model import Transformer
+
+Group = tuple[float, bool]
+"""Factor on the learning rate, and whether weight decay applies."""
+
+
+def parameter_groups(model: Transformer, vp_lr_factor: float = 1.0) -> dict[Group, dict[str, nn.Parameter]]:
+    """Trainable parameters by name, grouped as the paper does.
+
+    Matrices and embeddings decay; gains, norms and biases do not. W^V and W^P, with their gains, have a learning rate
+    of their own.
+    """
+    maps = {id(p) for m in model.modules() if isinstance(m, Attention) for p in _value_projection(m)}
+    groups: dict[Group, dict[str, nn.Parameter]] = {}
+    for name, parameter in model.named_parameters():
+        if parameter.requires_grad:
+            factor = vp_lr_factor if id(parameter) in maps else 1.0
+            groups.setdefault((factor, decays(parameter)), {})[name] = parameter
+    return groups
+
+
+def decays(parameter: Tensor) -> bool:
+    """Whether weight decay applies: to matrices. Norms and biases have one axis, gains none or three."""
+    return parameter.ndim == 2
+
+
+def _value_projection(attention: Attention) -> Iterable[nn.Parameter]:
+    for part in (attention.value, attention.projection):
+        if isinstance(part, nn.Module):
+            yield from part.parameters()
+
+
+def make_optimizers(model: Transformer, cfg: TrainConfig) -> list[Optimizer]:
+    """The optimisers of a run. Every group has a `factor` by which `set_lr` multiplies the learning rate."""
+    groups = parameter_groups(model, cfg.vp_lr_factor)
+    if cfg.optimizer == "muon":
+        inside = {name for name, _ in model.blocks.named_parameters(prefix="blocks")}
+        hidden = _select(groups, lambda name, p: name in inside and p.ndim == 2)
+        rest = _select(groups, lambda name, p: name not in inside or p.ndim != 2)
+        # Muon's own step has the size of an orthogonal matrix; this makes it the size of AdamW's, for one learning rate
+        muon = [Muon(hidden, lr=cfg.lr, adjust_lr_fn="match_rms_adamw")] if hidden else []
+        return [*_with_decay(muon, cfg), *_with_decay([_adamw(rest, cfg)], cfg)]
+    every = _select(groups, lambda name, p: True)
+    optimizer = SGD(every, lr=cfg.lr) if cfg.optimizer == "sgd" else _adamw(every, cfg)
+    return _with_decay([optimizer], cfg)
+
+
+def _select(
+    groups: dict[Group, dict[str, nn.Parameter]], wanted: Callable[[str, nn.Parameter], bool]
+) -> list[dict[str, Any]]:
+    chosen: list[dict[str, Any]] = []
+    for (factor, decay), named in groups.items():
+        parameters = [parameter for name, parameter in named.items() if wanted(name, parameter)]
+        if parameters:
+            chosen.append({"params": parameters, "factor": factor, "decay": decay})
+    return chosen
+
+
+def _adamw(groups: list[dict[str, Any]], cfg: TrainConfig) -> AdamW:
+    return AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, fused=True)
+
+
+def _with_decay(optimizers: Sequence[Optimizer], cfg: TrainConfig) -> list[Optimizer]:
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["weight_decay"] = cfg.weight_decay if group["decay"] else 0.0
+    return list(optimizers)
+
+
+def set_lr(optimizers: Iterable[Optimizer], lr: float) -> None:
+    """Give every group its learning rate."""
+    for optimizer in optimizers:
+        for group in optimizer.param_groups:
+            group["lr"] = lr * group["factor"]
+
+
+def learning_rate(cfg: TrainConfig, progress: float) -> float:
+    """The learning rate when `progress`, from 0 to 1, of the budget is spent."""
+    warmup = cfg.warmup_share
+    if progress < warmup:
+        return cfg.lr * progress / warmup
+    left = (1 - progress) / (1 - warmup) if warmup < 1 else 0.0
+    shape = {
+        "linear": left,
+        "triangle": left,
+        "cosine": 0.5 * (1 + math.cos(math.pi * (1 - left))),
+        "constant": 1.0,
+    }[cfg.schedule]
+    return cfg.lr * max(shape, 0.0)
+
+
+def batch_rows(cfg: TrainConfig, progress: float) -> int:
+    """Sequences in the next step: with a ramp, whole micro-batches that grow linearly to `batch_size`."""
+    if progress >= cfg.batch_ramp:
+        return cfg.batch_size
+    micro = cfg.micro_rows
+    count = math.ceil(cfg.batch_size / micro * progress / cfg.batch_ramp)
+    return min(max(count, 1) * micro, cfg.batch_size)
+
+
+@torch.no_grad()
+def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
+    """The norm of all gradients together."""
+    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])

@@ -1,0 +1,84 @@
+"""What a person sees while a model trains: a moving line on a terminal, plain lines elsewhere."""
+
+import time
+from typing import Any
+
+from rich.console import Console
+from rich.progress import BarColumn, Progress, TextColumn
+
+from skipless import machine
+from skipless.display import clock
+from skipless.train import Observer, Trainer
+
+PLAIN_SECONDS = 5.0
+"""Between two lines of training loss where there is no terminal."""
+
+
+class TrainView(Observer):
+    """An observer of `train` that shows loss, learning rate, speed, share of the machine, and time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.live = console.is_terminal
+        self.bar: Progress | None = None
+        self.stage = ""
+        self.speed = self.share = 0.0
+        self.shown = float("-inf")
+        self.before: tuple[int, float] = (0, 0.0)
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def data(self, stage: str, done: int, total: int | None) -> None:
+        """A stage of preparing the data."""
+        if stage != self.stage:
+            self.stage = stage
+            self.message(f"data: {stage}")
+
+    def begin(self, trainer: Trainer) -> None:
+        """Training starts."""
+        self.trainer = trainer
+        state, cfg = trainer.state, trainer.cfg
+        self.before = (state.tokens, state.seconds)
+        self.peak = machine.matmul_speed(trainer.device, trainer.dtype)
+        parameters = trainer.model.num_parameters()
+        self.message(
+            f"{parameters / 1e6:.1f}M parameters on {trainer.device}, {str(trainer.dtype).split('.')[-1]}; "
+            f"matrix products here run at {self.peak / 1e9:.0f} GFLOP/s; "
+            f"{trainer.corpus.train.n_tokens / 1e6:.1f}M training tokens"
+        )
+        if self.live:
+            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%")]
+            self.bar = Progress(*columns, console=self.console, transient=True)
+            self.task = self.bar.add_task(f"step {state.step}", total=1.0)
+            self.bar.start()
+        elif cfg.train.steps is not None and state.step:
+            self.message(f"at step {state.step} of {cfg.train.steps}")
+
+    def log(self, record: dict[str, Any]) -> None:
+        """A line of metrics."""
+        if "valid_loss" in record:
+            bits = record.get("valid_bits_per_byte")
+            extra = f", {bits:.3f} bits per byte" if bits is not None else ""
+            self.message(f"step {record['step']}: held-out loss {record['valid_loss']:.4f}{extra}")
+            return
+        tokens, seconds = self.before
+        if record["seconds"] > seconds:
+            self.speed = (record["tokens"] - tokens) / (record["seconds"] - seconds)
+            self.share = self.speed * self.trainer.flops_per_token / self.peak
+        self.before = (record["tokens"], record["seconds"])
+        line = (
+            f"step {record['step']}  loss {record['loss']:.4f}  lr {record['lr']:.2e}  "
+            f"{self.speed:,.0f} tokens/s  {self.share:.0%} of peak  {clock(self.trainer.seconds_left())} left"
+        )
+        if self.bar is not None:
+            self.bar.update(self.task, description=line, completed=min(self.trainer.progress(), 1.0))
+        elif time.perf_counter() - self.shown > PLAIN_SECONDS:
+            self.shown = time.perf_counter()
+            self.message(line)
+
+    def end(self) -> None:
+        """Training is over, for whatever reason."""
+        if self.bar is not None:
+            self.bar.stop()

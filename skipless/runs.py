@@ -1,0 +1,144 @@
+"""A run is a folder; everything that reports reads it and nothing else.
+
+runs/<name>/
+    config.json          the configuration, the versions, the data and the machine
+    metrics.jsonl        one object a line: step, tokens, seconds, and what was measured
+    samples.jsonl        text sampled on the way
+    tokenizer.json
+    checkpoints/step-<n>/
+    tensorboard/
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from pydantic import ValidationError
+
+from skipless.checkpoint import Checkpoint, Checkpoints
+from skipless.config import RunConfig, explain
+from skipless.data import Tokenizer
+from skipless.errors import UserError, did_you_mean
+from skipless.nn.model import CausalLM, MaskedLM
+
+MODELS: dict[str, type[CausalLM] | type[MaskedLM]] = {"causal": CausalLM, "masked": MaskedLM}
+
+
+@dataclass(frozen=True)
+class Run:
+    """The files of a run."""
+
+    folder: Path
+
+    @property
+    def name(self) -> str:
+        """The folder's name."""
+        return self.folder.name
+
+    @property
+    def config_file(self) -> Path:
+        """What the run is."""
+        return self.folder / "config.json"
+
+    @property
+    def metrics_file(self) -> Path:
+        """What was measured."""
+        return self.folder / "metrics.jsonl"
+
+    @property
+    def samples_file(self) -> Path:
+        """What it wrote."""
+        return self.folder / "samples.jsonl"
+
+    @property
+    def tokenizer_file(self) -> Path:
+        """How its text becomes tokens."""
+        return self.folder / "tokenizer.json"
+
+    def checkpoints(self, keep_last: int = 2) -> Checkpoints:
+        """Its checkpoints."""
+        return Checkpoints(self.folder / "checkpoints", keep_last=keep_last)
+
+    @property
+    def exists(self) -> bool:
+        """Whether a training has begun here."""
+        return self.config_file.exists()
+
+    def info(self) -> dict[str, Any]:
+        """The content of config.json."""
+        try:
+            return json.loads(self.config_file.read_text(encoding="utf-8"))
+        except OSError as error:
+            raise UserError(f"{str(self.folder)!r} is not a run: {error.strerror}: {self.config_file.name}") from None
+        except ValueError:
+            raise UserError(f"{str(self.config_file)!r} is not JSON") from None
+
+    def config(self) -> RunConfig:
+        """The configuration it runs with."""
+        try:
+            return RunConfig.model_validate(self.info().get("config"))
+        except ValidationError as error:
+            raise UserError(f"{str(self.config_file)!r}: {explain(error)}") from None
+
+    def metrics(self) -> Iterator[dict[str, Any]]:
+        """Its measurements; a last line that is still being written is left out."""
+        return _lines(self.metrics_file)
+
+    def samples(self) -> Iterator[dict[str, Any]]:
+        """Its samples."""
+        return _lines(self.samples_file)
+
+    def tokenizer(self) -> Tokenizer:
+        """Its tokeniser."""
+        return Tokenizer.load(self.tokenizer_file)
+
+
+def _lines(path: Path) -> Iterator[dict[str, Any]]:
+    if not path.exists():
+        return
+    with path.open(encoding="utf-8") as file:
+        for line in file:
+            if line.endswith("\n"):
+                yield json.loads(line)
+
+
+def find_run(path: Path | str) -> Run:
+    """The run at a path, or by its name below `runs/`."""
+    given = Path(path)
+    for folder in (given, Path("runs") / given):
+        if (folder / "config.json").exists():
+            return Run(folder)
+    known = sorted(folder.parent.name for folder in Path("runs").glob("*/config.json"))
+    listed = f"; runs here: {', '.join(known[:8])}{did_you_mean(given.name, known)}" if known else ""
+    raise UserError(f"there is no run at {str(path)!r}{listed}")
+
+
+def load(path: Path | str, *, which: str = "last") -> CausalLM | MaskedLM:
+    """The model of a run or of one of its checkpoints, in eval mode, with its tokeniser as `.tokenizer`."""
+    given = Path(path)
+    if (given / "manifest.json").exists():
+        run, checkpoint = Run(given.absolute().parent.parent), Checkpoints.load(given)
+    else:
+        run = find_run(given)
+        checkpoint = _choose(run, which)
+    cfg = run.config()
+    model = MODELS[cfg.task](cfg.model)
+    model.load_state_dict(checkpoint.tensors("model"))
+    model.tokenizer = run.tokenizer()
+    return model.eval()
+
+
+def _choose(run: Run, which: str) -> Checkpoint:
+    checkpoints = run.checkpoints()
+    if which == "best":
+        valid = [Checkpoints.load(path) for path in checkpoints.all() if Checkpoints.verify(path) is None]
+        scored = [checkpoint for checkpoint in valid if checkpoint.score is not None]
+        if scored:
+            return min(scored, key=lambda checkpoint: (checkpoint.score, checkpoint.step))
+    checkpoint, damaged = checkpoints.latest_valid()
+    if checkpoint is None:
+        reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged) or "it has none yet"
+        raise UserError(f"run {run.name!r} has no valid checkpoint ({reasons})")
+    return checkpoint

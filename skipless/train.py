@@ -1,0 +1,590 @@
+"""One loop for causal and masked models, which can be killed at any instant and goes on bit for bit.
+
+What makes that so: the batch of a step is a pure function of the seed and a counter; everything else that the next step
+depends on (weights, optimiser, counters, random generators, what was measured since the last line) is in a checkpoint;
+a checkpoint appears in one piece or not at all; and lines that were written after it are cut off before going on.
+"""
+
+import json
+import math
+import os
+import signal
+import sys
+import time
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import asdict, dataclass, field
+from pathlib import Path
+from types import FrameType
+from typing import Any
+
+import torch
+from torch import Tensor
+
+from skipless import machine
+from skipless.atomic import RunLock, make_folder, sweep, write_json
+from skipless.batches import training_batch
+from skipless.checkpoint import (
+    NO_ROOM,
+    BackgroundSaver,
+    Checkpoint,
+    DiskFull,
+    load_optimizer,
+    optimizer_tensors,
+    rng_state,
+    set_rng_state,
+)
+from skipless.config import RunConfig, differences
+from skipless.data import Corpus, prepare
+from skipless.errors import UserError
+from skipless.evaluate import Evaluation, evaluate
+from skipless.generate import sample_text
+from skipless.health import health
+from skipless.inspect import flops_per_token
+from skipless.nn.layers import WithGains
+from skipless.nn.model import CausalLM
+from skipless.optim import batch_rows, gradient_norm, learning_rate, make_optimizers, set_lr
+from skipless.runs import MODELS, Run
+from skipless.trackers import Trackers, check_trackers
+
+SAMPLE_TOKENS = 64
+
+
+# --------------------------------------------------------------------- why training stops
+
+
+class TrainingStopped(Exception):
+    """Training ended before its budget; the last checkpoint is intact. `status` is the command's exit status."""
+
+    status = 3
+
+
+class NonFinite(TrainingStopped):
+    """The loss or a gradient was not finite. The update was not made."""
+
+
+class Interrupted(TrainingStopped):
+    """A signal asked for an end. Everything up to the last finished step is saved."""
+
+    def __init__(self, number: int, step: int) -> None:
+        super().__init__(f"{signal.Signals(number).name}: saved at step {step}; go on with --resume auto")
+        self.status = 128 + number
+
+
+class Observer:
+    """Whoever wants to see what happens. This one looks away."""
+
+    def message(self, text: str) -> None:
+        """Something that a person should know."""
+
+    def data(self, stage: str, done: int, total: int | None) -> None:
+        """A stage of preparing the data."""
+
+    def begin(self, trainer: "Trainer") -> None:
+        """Training starts, or goes on."""
+
+    def log(self, record: dict[str, Any]) -> None:
+        """A line of metrics."""
+
+    def end(self) -> None:
+        """Training is over, for whatever reason."""
+
+
+# ------------------------------------------------------------------------- state, files
+
+
+@dataclass
+class State:
+    """What a checkpoint holds besides tensors and random generators."""
+
+    step: int = 0
+    sequences: int = 0
+    tokens: int = 0
+    seconds: float = 0.0
+    """Spent in steps, over all sessions."""
+    loss_sum: float = 0.0
+    loss_count: int = 0
+    """Since the last line of metrics."""
+    evaluated: int = -1
+    sampled: int = -1
+    """The step of the last one."""
+    valid_loss: float | None = None
+
+
+class Journal:
+    """A file of JSON lines that can be cut back to where it was at a checkpoint."""
+
+    def __init__(self, path: Path) -> None:
+        self.file = path.open("ab")
+
+    def append(self, record: dict[str, Any]) -> None:
+        """Write one line; what is not finite becomes null."""
+        clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        try:
+            self.file.write(json.dumps(clean).encode() + b"\n")
+            self.file.flush()
+        except OSError as error:
+            if error.errno in NO_ROOM:
+                raise DiskFull(f"no room for {self.file.name}: {error.strerror}") from error
+            raise
+
+    def position(self) -> int:
+        """Bytes written, forced to the disk."""
+        os.fsync(self.file.fileno())
+        return self.file.tell()
+
+    def cut(self, position: int) -> None:
+        """Drop what was written after `position`."""
+        size = self.file.seek(0, os.SEEK_END)
+        if size < position:
+            raise UserError(f"{self.file.name} has {size} bytes, and its checkpoint was made at {position}")
+        self.file.truncate(position)
+        self.file.seek(position)
+
+    def close(self) -> None:
+        """Close the file."""
+        self.file.close()
+
+
+class Signals:
+    """Notes SIGINT and SIGTERM while it is entered; the second one of them ends the process at once."""
+
+    def __init__(self) -> None:
+        self.received: int | None = None
+
+    def __enter__(self) -> "Signals":
+        self.before = {}
+        for number in (signal.SIGINT, signal.SIGTERM):
+            try:
+                self.before[number] = signal.signal(number, self._note)
+            except ValueError:  # not in the main thread: then someone else handles signals
+                break
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        for number, handler in self.before.items():
+            signal.signal(number, handler)
+
+    def _note(self, number: int, _frame: FrameType | None) -> None:
+        if self.received is not None:
+            os._exit(128 + number)  # every file is written in one step, so there is nothing to tidy
+        self.received = number
+
+
+# --------------------------------------------------------------------------- the trainer
+
+
+@dataclass
+class Trainer:
+    """A model, its optimisers and its data, and the steps that bring them on."""
+
+    cfg: RunConfig
+    corpus: Corpus
+    observer: Observer = field(default_factory=Observer)
+
+    def __post_init__(self) -> None:
+        train = self.cfg.train
+        self.device = machine.pick_device(train.device)
+        self.dtype = machine.pick_dtype(train.precision, self.device)
+        torch.manual_seed(train.seed)
+        self.model = MODELS[self.cfg.task](self.cfg.model).to(self.device)
+        self.model.tokenizer = self.corpus.tokenizer
+        self.names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.optimizers = make_optimizers(self.model, train)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+        self.state = State()
+        self.tokens_per_row = self.cfg.data.seq_len - (self.cfg.data.packing == "chunks")
+        self.flops_per_token = flops_per_token(self.cfg.model)["training"]
+        self._compile()
+
+    def _compile(self) -> None:
+        what = self.cfg.train.compile
+        problem = None if what == "off" else machine.compiler_problem()
+        if problem:
+            self.observer.message(
+                f"compile: {what} was asked for, but there is no compiler: {problem}; going on without"
+            )
+        elif what == "block":
+            for block in self.model.blocks:
+                block.compile()
+        elif what == "model":
+            self.model.hidden = torch.compile(self.model.hidden)
+
+    # ------------------------------------------------------------------------ budget
+
+    def progress(self) -> float:
+        """Share of the budget that is spent at the end of the next step, or for a budget in time at its start."""
+        train, state = self.cfg.train, self.state
+        if train.steps is not None:
+            return (state.step + 1) / (train.steps + 1)
+        if train.tokens is not None:
+            ahead = train.batch_size * self.tokens_per_row
+            return (state.tokens + ahead) / (train.tokens + ahead)
+        assert train.minutes is not None
+        return min(state.seconds / (60 * train.minutes), 1.0)
+
+    def done(self) -> bool:
+        """Whether the budget is spent."""
+        train, state = self.cfg.train, self.state
+        if train.steps is not None:
+            return state.step >= train.steps
+        if train.tokens is not None:
+            return state.tokens >= train.tokens
+        return self.progress() >= 1
+
+    def seconds_left(self) -> float:
+        """An estimate from the time of the steps so far."""
+        train, state = self.cfg.train, self.state
+        if train.minutes is not None:
+            return max(60 * train.minutes - state.seconds, 0.0)
+        spent = state.step / train.steps if train.steps else state.tokens / (train.tokens or 1)
+        return state.seconds * (1 / spent - 1) if spent else float("nan")
+
+    # -------------------------------------------------------------------------- step
+
+    def step(self) -> dict[str, float]:
+        """One update: forward and backward over the micro-batches, clipping, optimiser."""
+        train, state = self.cfg.train, self.state
+        start = time.perf_counter()
+        progress = self.progress()
+        lr, rows = learning_rate(train, progress), batch_rows(train, progress)
+        set_lr(self.optimizers, lr)
+        loss = self._accumulate(rows)
+        norm = self._clip()
+        self._check_finite(loss, norm)
+        for optimizer in self.optimizers:
+            self.scaler.step(optimizer)
+            optimizer.zero_grad(set_to_none=True)
+        self.scaler.update()
+        state.step += 1
+        state.sequences += rows
+        state.tokens += rows * self.tokens_per_row
+        state.loss_sum += loss
+        state.loss_count += 1
+        state.seconds += time.perf_counter() - start
+        return {"lr": lr, "grad_norm": norm, "batch_size": rows}
+
+    def _accumulate(self, rows: int) -> float:
+        """Add up the gradients of `rows` sequences, a micro-batch at a time, and return their mean loss."""
+        micro, total = self.cfg.train.micro_rows, torch.zeros((), device=self.device)
+        for offset in range(0, rows, micro):
+            count = min(micro, rows - offset)
+            ids, labels = training_batch(self.cfg, self.corpus, self.state.sequences + offset, count)
+            with self.autocast():
+                loss = self.model.loss(ids.to(self.device), labels.to(self.device)) * (count / rows)
+            self.scaler.scale(loss).backward()
+            total += loss.detach()
+        return total.item()
+
+    def autocast(self) -> torch.autocast:
+        """Matrix products in the type that was picked."""
+        return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
+
+    def _clip(self) -> float:
+        for optimizer in self.optimizers:
+            self.scaler.unscale_(optimizer)
+        parameters = list(self.names)
+        norm = gradient_norm(parameters)
+        if self.cfg.train.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(parameters, self.cfg.train.clip, norm)
+        return norm.item()
+
+    def _check_finite(self, loss: float, norm: float) -> None:
+        scaled = self.scaler.is_enabled()  # then a gradient that overflows is skipped, and the scale goes down
+        if math.isfinite(loss) and (scaled or math.isfinite(norm)):
+            return
+        where = self._first_bad_activation() if not math.isfinite(loss) else self._bad_gradient()
+        what = f"the loss is {loss}" if not math.isfinite(loss) else f"the gradient's norm is {norm}"
+        raise NonFinite(f"step {self.state.step + 1}: {what}, first in {where}; the update was not made")
+
+    @torch.no_grad()
+    def _first_bad_activation(self) -> str:
+        """Run the batch again and say where it first is not finite."""
+        found: list[str] = []
+
+        def look(name: str) -> Callable[..., None]:
+            def hook(_module: object, _args: object, output: Any) -> None:
+                if isinstance(output, Tensor) and not output.isfinite().all():
+                    found.append(name)
+
+            return hook
+
+        parts = {"the embedding": self.model.embedding, "the last norm": self.model.norm}
+        parts |= {f"layer {number + 1}": block for number, block in enumerate(self.model.blocks)}
+        hooks = [part.register_forward_hook(look(name)) for name, part in parts.items()]
+        micro = self.cfg.train.micro_rows
+        with self.autocast():
+            for offset in range(0, self.cfg.train.batch_size, micro):
+                ids, _ = training_batch(self.cfg, self.corpus, self.state.sequences + offset, micro)
+                self.model.hidden(ids.to(self.device))
+                if found:
+                    break
+        for handle in hooks:
+            handle.remove()
+        return found[0] if found else "the head"
+
+    def _bad_gradient(self) -> str:
+        """The parameter nearest to the loss whose gradient is not finite."""
+        bad = [name for p, name in self.names.items() if p.grad is not None and not p.grad.isfinite().all()]
+        inside = [name for name in bad if name.startswith("blocks.")]
+        if not inside:
+            return bad[0] if bad else "the sum of all gradients"
+        last = max(inside, key=lambda name: int(name.split(".")[1]))
+        return f"layer {int(last.split('.')[1]) + 1} ({last})"
+
+    # ------------------------------------------------------------------ what is measured
+
+    def gains(self) -> dict[str, Any]:
+        """Every trainable gain by name: a number, or one for each head."""
+        found = {}
+        for path, module in self.model.named_modules():
+            if isinstance(module, WithGains):
+                for name in module.initial_gains:
+                    values = module.get_parameter(name).detach().flatten().tolist()
+                    found[f"{path}.{name}"] = values[0] if len(values) == 1 else values
+        return found
+
+    def evaluate(self, between: Callable[[], None] = lambda: None) -> Evaluation:
+        """The held-out loss so far."""
+        with self.autocast():
+            return evaluate(self.model, self.cfg, self.corpus, max_rows=self.cfg.train.eval_rows, between=between)
+
+    # ------------------------------------------------------------------- save and restore
+
+    def tensors(self) -> dict[str, dict[str, Tensor]]:
+        """Everything that has to be stored as tensors: of the model, and of each optimiser."""
+        parts = {"model": dict(self.model.state_dict())}
+        for number, optimizer in enumerate(self.optimizers):
+            parts[f"optimizer{number}"] = optimizer_tensors(optimizer, self._names_in(optimizer))[0]
+        return parts
+
+    def description(self) -> dict[str, Any]:
+        """Everything else."""
+        remembered = [optimizer_tensors(optimizer, self._names_in(optimizer))[1] for optimizer in self.optimizers]
+        return {
+            "state": asdict(self.state),
+            "optimizers": remembered,
+            "scaler": self.scaler.state_dict(),
+            "rng": rng_state(),
+            "data": self.corpus.fingerprint,
+        }
+
+    def _names_in(self, optimizer: torch.optim.Optimizer) -> dict[torch.nn.Parameter, str]:
+        return {p: self.names[p] for group in optimizer.param_groups for p in group["params"]}
+
+    def restore(self, checkpoint: Checkpoint) -> None:
+        """Become what the checkpoint was."""
+        if checkpoint.state["data"] != self.corpus.fingerprint:
+            raise UserError(
+                f"{checkpoint.path} was trained on other data than {self.cfg.data.source!r} gives now; "
+                "restore the source, or begin a new run"
+            )
+        self.model.load_state_dict(checkpoint.tensors("model"))
+        for number, optimizer in enumerate(self.optimizers):
+            remembered = checkpoint.state["optimizers"][number]
+            load_optimizer(optimizer, self._names_in(optimizer), checkpoint.tensors(f"optimizer{number}"), remembered)
+        if checkpoint.state["scaler"]:
+            self.scaler.load_state_dict(checkpoint.state["scaler"])
+        self.state = State(**checkpoint.state["state"])
+        set_rng_state(checkpoint.state["rng"])
+
+
+# ------------------------------------------------------------------------------ the run
+
+
+@dataclass
+class Session:
+    """One process's turn at a run: the loop, and its files."""
+
+    trainer: Trainer
+    run: Run
+    trackers: Trackers
+    saver: BackgroundSaver
+    signals: Signals
+
+    def __post_init__(self) -> None:
+        self.metrics, self.samples = Journal(self.run.metrics_file), Journal(self.run.samples_file)
+        self.started = self.trainer.state.step
+        self.saved: int | None = None
+
+    def loop(self) -> None:
+        """Train until the budget is spent or something stops it."""
+        trainer = self.trainer
+        trainer.model.train()
+        while True:
+            self._between_steps()
+            if trainer.done():
+                break
+            measured = trainer.step()
+            self._log(measured)
+        self._save()
+        self.saver.wait()
+
+    def _between_steps(self) -> None:
+        """What is due at this step: evaluation, samples, health, a checkpoint; and a look at the signals."""
+        train, state, over = self.trainer.cfg.train, self.trainer.state, self.trainer.done()
+        self._heed_signals()
+        if state.evaluated != state.step and (over or _due(state.step, train.eval_every)):
+            self._evaluate()
+        if state.sampled != state.step and state.step and (over or _due(state.step, train.sample_every)):
+            self._sample()
+        if state.step != self.started and _due(state.step, train.save_every):
+            self._save()
+        self._heed_signals()
+
+    def _heed_signals(self) -> None:
+        if self.signals.received is not None:
+            self._save()
+            self.saver.wait()
+            raise Interrupted(self.signals.received, self.trainer.state.step)
+
+    def _log(self, measured: dict[str, float]) -> None:
+        train, state = self.trainer.cfg.train, self.trainer.state
+        if state.step % train.log_every == 0 or self.trainer.done():
+            record = self._record(loss=state.loss_sum / state.loss_count, **measured)
+            state.loss_sum, state.loss_count = 0.0, 0
+            if _due(state.step, train.gains_every):
+                record["gains"] = self.trainer.gains()
+            if _due(state.step, train.health_every):
+                record["health"] = health(self.trainer.model, self.trainer.cfg, self.trainer.corpus)
+            self._write(record)
+
+    def _evaluate(self) -> None:
+        result = self.trainer.evaluate(between=self._heed_signals)
+        state = self.trainer.state
+        state.evaluated, state.valid_loss = state.step, result.loss
+        values = {"valid_loss": result.loss, "valid_perplexity": result.perplexity}
+        if result.bits_per_byte is not None:
+            values["valid_bits_per_byte"] = result.bits_per_byte
+        self._write(self._record(**values))
+
+    def _sample(self) -> None:
+        state, cfg = self.trainer.state, self.trainer.cfg
+        state.sampled = state.step
+        if not isinstance(self.trainer.model, CausalLM) or not cfg.train.sample_every:
+            return
+        text = sample_text(
+            self.trainer.model,
+            cfg.train.sample_prompt,
+            SAMPLE_TOKENS,
+            temperature=0.8,
+            seed=cfg.train.seed + state.step,
+        )
+        self.samples.append({"step": state.step, "prompt": cfg.train.sample_prompt, "text": text})
+        self.trackers.text(state.step, "sample", text)
+
+    def _record(self, **values: Any) -> dict[str, Any]:
+        state = self.trainer.state
+        return {"step": state.step, "tokens": state.tokens, "seconds": round(state.seconds, 3), **values}
+
+    def _write(self, record: dict[str, Any]) -> None:
+        self.metrics.append(record)
+        flat = {key: value for key, value in record.items() if isinstance(value, int | float) and key != "step"}
+        self.trackers.log(record["step"], flat)
+        self.trainer.observer.log(record)
+
+    def _save(self) -> None:
+        state = self.trainer.state
+        if self.saved == state.step:
+            return
+        journals = {"metrics": self.metrics.position(), "samples": self.samples.position()}
+        score = state.valid_loss if state.evaluated == state.step else None
+        description = {**self.trainer.description(), "journals": journals}
+        self.saver.submit(state.step, self.trainer.tensors(), description, score)
+        self.saved = state.step
+
+    def close(self) -> None:
+        """Close the files."""
+        self.metrics.close()
+        self.samples.close()
+        self.trackers.close()
+
+
+def _due(step: int, every: int) -> bool:
+    return bool(every) and step % every == 0
+
+
+def train(
+    cfg: RunConfig,
+    folder: Path | str,
+    *,
+    resume: bool = False,
+    accept_changes: bool = False,
+    trackers: Sequence[str] = ("tensorboard",),
+    observer: Observer | None = None,
+    cache_dir: Path | None = None,
+) -> Run:
+    """Train `cfg` in the folder of a run, from the beginning or, with `resume`, from its newest valid checkpoint."""
+    observer = observer or Observer()
+    run = Run(Path(folder))
+    check_trackers(trackers)
+    if run.exists and not resume:
+        raise UserError(f"run {str(run.folder)!r} exists already: go on with --resume auto, or give another --name")
+    machine.pick_dtype(cfg.train.precision, machine.pick_device(cfg.train.device))
+    corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
+    cfg = fit_vocabulary(cfg, corpus)
+    trainer = Trainer(cfg, corpus, observer)
+    make_folder(run.folder)
+    with RunLock(run.folder):
+        checkpoints = run.checkpoints(cfg.train.keep_last)
+        if checkpoints.folder.exists():
+            sweep(checkpoints.folder)
+        _agree(run, cfg, corpus, accept_changes=accept_changes)
+        checkpoint = _find(run, observer) if resume else None
+        if checkpoint is not None:
+            trainer.restore(checkpoint)
+        log = Trackers(trackers, run.folder, cfg.model_dump(mode="json"), trainer.state.step, observer.message)
+        with Signals() as signals, BackgroundSaver(checkpoints) as saver:
+            session = Session(trainer, run, log, saver, signals)
+            with _closing(session, observer):
+                session.metrics.cut(checkpoint.state["journals"]["metrics"] if checkpoint else 0)
+                session.samples.cut(checkpoint.state["journals"]["samples"] if checkpoint else 0)
+                observer.begin(trainer)
+                session.loop()
+    return run
+
+
+@contextmanager
+def _closing(session: Session, observer: Observer) -> Iterator[None]:
+    try:
+        yield
+    finally:
+        observer.end()
+        session.close()
+
+
+def fit_vocabulary(cfg: RunConfig, corpus: Corpus) -> RunConfig:
+    """The configuration with the vocabulary that the tokeniser really has."""
+    return cfg.override({"model.vocab_size": corpus.tokenizer.vocab_size})
+
+
+def _agree(run: Run, cfg: RunConfig, corpus: Corpus, *, accept_changes: bool) -> None:
+    """Write what the run is, or check that it is still that."""
+    if run.exists:
+        changed = differences(run.config(), cfg)
+        if changed and not accept_changes:
+            listed = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in changed.items())
+            raise UserError(
+                f"run {str(run.folder)!r} was started with another configuration ({listed}); "
+                "go on with the old one, or add --accept-changes"
+            )
+    corpus.tokenizer.save(run.tokenizer_file)
+    write_json(
+        run.config_file,
+        {
+            "config": cfg.model_dump(mode="json"),
+            "command": sys.argv,
+            "versions": machine.versions(),
+            "machine": machine.machine(),
+            "data": {"fingerprint": corpus.fingerprint, "train_tokens": corpus.train.n_tokens},
+        },
+    )
+
+
+def _find(run: Run, observer: Observer) -> Checkpoint | None:
+    checkpoint, damaged = run.checkpoints().latest_valid()
+    for path, reason in damaged:
+        observer.message(f"skipped the damaged checkpoint {path.name}: {reason}")
+    if checkpoint is not None:
+        observer.message(f"going on from step {checkpoint.step}")
+    return checkpoint
