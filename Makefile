@@ -4,9 +4,6 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-# two workers on two cores: one thread each, or they get in each other's way
-export OMP_NUM_THREADS ?= 1
-
 .PHONY: setup demo test test-slow lint format clean
 
 setup: $(READY)
@@ -17,8 +14,15 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
+# trains both blocks on the source of Python's standard library; killed and started again, it goes on where it was
 demo: $(READY)
-	$(BIN)/skipless inspect pre-ln sas sas-p pre-ln:alpha_sa=0 -L 72 -d 128 -H 4
+	$(BIN)/skipless inspect pre-ln sas-p -L 6 -d 128 -H 4 --set vocab_size=4096
+	$(BIN)/skipless train --recipe demo --block pre-ln --name demo-pre-ln --resume auto
+	$(BIN)/skipless train --recipe demo --block sas-p --name demo-sas-p --resume auto
+	$(BIN)/skipless report demo-pre-ln demo-sas-p --samples --plot runs/demo.png
+
+# two workers on two cores: one thread each, or they get in each other's way
+test test-slow: export OMP_NUM_THREADS = 1
 
 test: $(READY)
 	$(BIN)/python -m pytest -n 2

@@ -129,7 +129,7 @@ def show_summaries(summaries: Sequence["Summary"]) -> None:
         ]
         for one in summaries
     ]
-    Console().print(table("Runs", head, rows))
+    Console().print(table("Runs (losses in nats per token)", head, rows))
 
 
 def _figure(value: float | None, digits: int) -> str:

@@ -1,15 +1,18 @@
 """The documents say what the code does."""
 
 import importlib
+import json
 import re
 import shlex
 from pathlib import Path
 
 import pytest
+import zstandard
 
 from skipless import BLOCKS, CausalLM, ModelConfig
 from skipless.cli import run
 from skipless.config import parse_block
+from skipless.experiments.recipes import recipe
 
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
@@ -60,18 +63,55 @@ def blocks_of(language, text=README):
 
 
 def test_readme_python_runs():
-    examples = blocks_of("python")
-    assert examples
+    examples = [example for example in blocks_of("python") if "runs/" not in example]  # that needs a run
+    assert len(examples) >= 2
     for example in examples:
         exec(compile(example, "README.md", "exec"), {})  # noqa: S102
 
 
-def test_readme_commands_run(tmp_path, monkeypatch, capsys):
-    """Every `skipless …` line, in an empty folder."""
+SMALLER = {
+    "inspect": ["--set", "vocab_size=256", "-d", "64", "-H", "4", "--set", "max_seq_len=32"],
+    "train": shlex.split(
+        "-L 1 -d 16 -H 2 --seq-len 16 --set data.vocab_size=300 --set data.max_bytes=200000 "
+        "--set train.eval_rows=4 --track none"
+    ),
+    "evaluate": ["--rows", "4"],
+    "generate": ["--tokens", "3"],
+}
+
+
+def commands():
+    """Every `skipless …` line of the README, but for the one that needs a GPU and a network."""
+    lines = [line.split("  #")[0] for block in blocks_of("sh") for line in block.splitlines()]
+    return [line for line in lines if line.startswith("skipless ") and "codeparrot" not in line]
+
+
+def test_readme_commands_run(tmp_path, monkeypatch, capfd):
+    """In an empty folder, one after another, on smaller models."""
     monkeypatch.chdir(tmp_path)
-    commands = [line for block in blocks_of("sh") for line in block.splitlines() if line.startswith("skipless inspect")]
-    assert commands
-    for command in commands:
-        smaller = ["--set", "vocab_size=256", "-d", "64", "-H", "4", "--set", "max_seq_len=32"]
-        assert run([*shlex.split(command)[1:], *smaller]) == 0, capsys.readouterr().err
+    monkeypatch.setenv("SKIPLESS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "src").mkdir()
+    texts = [f"def function_{n}(x):\n    return x + {n}\n" * 40 for n in range(60)]
+    for number, text in enumerate(texts):
+        (tmp_path / "src" / f"{number}.py").write_text(text)
+    lines = "\n".join(json.dumps({"text": text}) for text in texts)
+    (tmp_path / "books.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    found = commands()
+    assert {command.split()[1] for command in found} >= {"inspect", "train", "report", "evaluate", "generate"}
+    for command in found:
+        words = shlex.split(command.replace("--minutes 30", "--minutes 0.005"))[1:]
+        small = list(SMALLER.get(words[0], ()))
+        small += ["--steps", "3"] if words[0] == "train" and "--minutes" not in words else []
+        assert run([*words, *small]) == 0, (command, capfd.readouterr().err)
     assert (tmp_path / "signal.png").exists()
+    assert (tmp_path / "losses.png").exists()
+
+
+def test_codeparrot_is_the_papers():
+    cfg = recipe("codeparrot", "sas")
+    assert (cfg.model.n_layer, cfg.model.d_model, cfg.model.n_head, cfg.model.ff_width) == (18, 768, 12, 3072)
+    assert (cfg.train.batch_size, cfg.train.micro_batch, cfg.train.steps, cfg.train.lr) == (128, 32, 43_000, 1e-3)
+    assert (cfg.train.betas, cfg.train.eps, cfg.train.weight_decay, cfg.train.clip) == ((0.9, 0.999), 1e-8, 0.1, 1.0)
+    assert (cfg.train.schedule, cfg.train.warmup_share, cfg.model.dropout) == ("linear", 0.05, 0.0)
+    assert recipe("codeparrot-long", "sas").train.steps == 120_000
+    assert recipe("codeparrot", "v-skipinit").train.lr == 3e-4
