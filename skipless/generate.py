@@ -1,72 +1,151 @@
-"""Sampling text from a causal model."""
+"""Writing text with a causal model: a cache, several prompts at once, and the usual ways to pick a token."""
 
-from collections.abc import Iterator
-from typing import Any
+import math
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from typing import Any, Literal
 
 import torch
 import torch.nn.functional as F
 from torch import Tensor
 
 from skipless.errors import UserError
+from skipless.nn.cache import Cache
 from skipless.nn.model import CausalLM
+
+PREFILL = 512
+"""Tokens of a prompt that go through the model at a time."""
+
+
+@dataclass(frozen=True)
+class Sampling:
+    """How the next token is picked."""
+
+    temperature: float = 1.0
+    """0 takes the likeliest."""
+    top_k: int | None = None
+    """Draw from the k likeliest."""
+    top_p: float | None = None
+    """Draw from the fewest tokens that together have this probability."""
+    repetition_penalty: float = 1.0
+    """Above 1, tokens that were there before become less likely."""
+    seed: int = 0
+    """Row r of a batch draws with seed + r, whatever else is in the batch."""
+    stop_ids: tuple[int, ...] = ()
+    """A row ends behind one of these."""
+
+    def __post_init__(self) -> None:
+        if not (math.isfinite(self.temperature) and self.temperature >= 0):
+            raise UserError(f"temperature must not be negative, got {self.temperature:g}")
+        if self.top_k is not None and self.top_k < 1:
+            raise UserError(f"top_k must be at least 1, got {self.top_k}")
+        if self.top_p is not None and not 0 < self.top_p <= 1:
+            raise UserError(f"top_p must lie in (0, 1], got {self.top_p:g}")
+        if not (math.isfinite(self.repetition_penalty) and self.repetition_penalty > 0):
+            raise UserError(f"repetition_penalty must be above 0, got {self.repetition_penalty:g}")
+
+    def pick(self, logits: Tensor, before: Sequence[int], generator: torch.Generator) -> int:
+        """One token from (V,) logits; `before` are the tokens so far."""
+        if self.repetition_penalty != 1:
+            logits = penalised(logits, before, self.repetition_penalty)
+        if self.temperature == 0:
+            return int(logits.argmax())
+        logits = logits / self.temperature
+        if self.top_k is not None and self.top_k < logits.numel():
+            logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], float("-inf"))
+        if self.top_p is not None:
+            logits = nucleus(logits, self.top_p)
+        return int(torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator))
+
+
+def penalised(logits: Tensor, before: Sequence[int], penalty: float) -> Tensor:
+    """Logits with those of earlier tokens divided by the penalty, or multiplied where they are negative."""
+    seen = torch.tensor(sorted(set(before)))
+    values = logits[seen]
+    return logits.index_put((seen,), torch.where(values > 0, values / penalty, values * penalty))
+
+
+def nucleus(logits: Tensor, share: float) -> Tensor:
+    """Logits of the fewest tokens whose probabilities add up to `share`; −∞ for the others."""
+    ordered, order = logits.sort(descending=True)
+    probability = torch.softmax(ordered, dim=-1)
+    beyond = probability.cumsum(-1) - probability >= share  # the likeliest is always kept
+    return logits.masked_fill(beyond.scatter(0, order, beyond), float("-inf"))
 
 
 @torch.no_grad()
-def sample_tokens(
+def generate(
     model: CausalLM,
-    ids: list[int],
+    prompts: Sequence[Sequence[int]],
     n_new: int,
+    sampling: Sampling | None = None,
     *,
-    temperature: float = 1.0,
-    top_k: int | None = None,
-    seed: int = 0,
-    stop_id: int | None = None,
-) -> Iterator[int]:
-    """New tokens after a prompt, one at a time; 0 as temperature takes the likeliest.
+    mode: str = "auto",
+    when_full: Literal["slide", "end"] = "slide",
+) -> Iterator[list[int | None]]:
+    """The next token of every prompt, again and again, up to `n_new` times; None for a row that has ended.
 
-    The model sees the last `max_seq_len` tokens. Randomness comes from the seed alone.
+    When the context is full, `end` stops, and `slide` forgets the older half: the newer one is read again as a prompt,
+    so that a token always sees at least half a context.
     """
-    if not ids:
-        raise UserError("the prompt is empty: a causal model needs at least one token to go on from")
-    if temperature < 0:
-        raise UserError(f"temperature must not be negative, got {temperature:g}")
-    device = model.embedding.weight.device
-    generator = torch.Generator().manual_seed(seed)
-    context = list(ids)
-    for _ in range(n_new):
-        window = torch.tensor([context[-model.config.max_seq_len :]], device=device)
-        hidden = model.hidden(window)[:, -1]  # (1, d): the head is needed at the last position only
-        token = pick(F.linear(hidden, model.head_weight)[0].float().cpu(), temperature, top_k, generator)
-        yield token
-        if token == stop_id:
+    sampling = sampling or Sampling()
+    if not prompts or any(not prompt for prompt in prompts):
+        raise UserError("a prompt is empty: a causal model needs at least one token to go on from")
+    texts = [list(prompt) for prompt in prompts]
+    ended = [False] * len(texts)
+    generators = [torch.Generator().manual_seed(sampling.seed + row) for row in range(len(texts))]
+    limit = model.config.max_seq_len
+    cache = model.new_cache(len(texts), mode=mode)
+    hidden = _read(model, cache, [text[-limit:] for text in texts])
+    for number in range(n_new):
+        logits = F.linear(hidden, model.head_weight).float().cpu()  # (B, V)
+        new: list[int | None] = []
+        for row, text in enumerate(texts):
+            token = None if ended[row] else sampling.pick(logits[row], text, generators[row])
+            new.append(token)
+            text.append(text[-1] if token is None else token)
+            ended[row] = ended[row] or token in sampling.stop_ids
+        yield new
+        if all(ended) or number == n_new - 1:
             return
-        context.append(token)
+        if cache.length < limit:
+            ids = torch.tensor([[text[-1]] for text in texts], device=cache.device)
+            hidden = model.remember(ids, cache)[:, -1]
+        elif when_full == "end":
+            return
+        else:
+            cache.reset()
+            hidden = _read(model, cache, [text[-max(limit // 2, 1) :] for text in texts])
 
 
-def pick(logits: Tensor, temperature: float, top_k: int | None, generator: torch.Generator) -> int:
-    """One token from (V,) logits."""
-    if temperature == 0:
-        return int(logits.argmax())
-    if top_k is not None and top_k < logits.numel():
-        kept = logits.topk(top_k)
-        return int(kept.indices[_draw(kept.values / temperature, generator)])
-    return _draw(logits / temperature, generator)
-
-
-def _draw(logits: Tensor, generator: torch.Generator) -> int:
-    return int(torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator))
+def _read(model: CausalLM, cache: Cache, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Put prompts of any lengths into an empty cache, a chunk at a time; what the head sees last, (B, d)."""
+    longest = max(map(len, texts))
+    ids = torch.tensor([[0] * (longest - len(text)) + list(text) for text in texts], device=cache.device)
+    padding = None
+    if any(len(text) < longest for text in texts):
+        padding = torch.tensor([[False] * (longest - len(text)) + [True] * len(text) for text in texts])
+        padding = padding.to(cache.device)
+    # the padding has to lie inside the first chunk
+    first = longest if padding is not None else PREFILL
+    hidden = model.remember(ids[:, :first], cache, padding)
+    for start in range(first, longest, PREFILL):
+        hidden = model.remember(ids[:, start : start + PREFILL], cache)
+    return hidden[:, -1]
 
 
 def stream_text(model: CausalLM, prompt: str, n_new: int, **how: Any) -> Iterator[str]:
     """What the model adds to a prompt, piece by piece, by the model's own tokeniser, up to the end-of-text token."""
     tokenizer = model.tokenizer
     ids = tokenizer.encode(prompt) or [tokenizer.end_id]
+    sampling = replace(Sampling(stop_ids=(tokenizer.end_id,)), **how)
     new: list[int] = []
     written = ""
     was_training = model.training
     model.eval()
     try:
-        for token in sample_tokens(model, ids, n_new, stop_id=tokenizer.end_id, **how):
+        for (token,) in generate(model, [ids], n_new, sampling):
+            assert token is not None
             new.append(token)
             text = tokenizer.decode(new)
             # a character may be spread over several tokens; until it is whole it decodes to a replacement mark

@@ -19,7 +19,18 @@ import torch
 from torch import Tensor, nn
 
 from skipless.config import FIXED, MapConfig, ModelConfig
-from skipless.nn.layers import NORMS, ReparamLinear, Rotation, Scale, WithGains, rotate, scaled, weighted_sum
+from skipless.nn.cache import InputPast, Past
+from skipless.nn.layers import (
+    NORMS,
+    ReparamLinear,
+    Rotation,
+    Scale,
+    WithGains,
+    rotate,
+    scale_linear,
+    scaled,
+    weighted_sum,
+)
 from skipless.nn.mask import Mask, safe_softmax
 
 
@@ -36,16 +47,29 @@ class Mixing(WithGains):
         super().__init__()
         self.add_gains(cfg.n_layer)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | Past) -> Tensor:
         """Fast form: the mixing matrix times the values, without the matrix. (B, H, T, D) → (B, H, T, D)."""
-        return mask.attend(q, k, v)
+        return self.combine(v, mask.attend(q, k, v), mask)
+
+    def combine(self, v: Tensor, attended: Tensor, mask: Mask | Past) -> Tensor:
+        """What the matrix gives, from V and A·V."""
+        return attended
+
+    def scale_output(self, gain: Scale) -> bool:
+        """Multiply a gain into those of the matrix; false if it has none."""
+        for name in ("alpha", "beta", "gamma"):
+            own = getattr(self, name, None)
+            if own is not None and gain is not None:
+                self.set_gain(name, own * gain if isinstance(own, Tensor) else float(own * gain))
+        return hasattr(self, "alpha")
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         """Explicit form: the mixing matrix, (B, H, T, T)."""
         return attention_matrix(q, k, mask)
 
-    def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | Past) -> Tensor:
         """The same as `forward`, by the matrix."""
+        assert isinstance(mask, Mask)  # a cache has no matrix: it knows the newest rows only
         return self.matrix(q, k, mask) @ v
 
 
@@ -64,8 +88,8 @@ class VSkipInit(Mixing):
         super().__init__(cfg)
         self.add_gains(cfg.n_layer, gain_shape(cfg), alpha=cfg.block.alpha, beta=cfg.block.beta)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        return weighted_sum((self.alpha, v), (self.beta, mask.attend(q, k, v)))
+    def combine(self, v: Tensor, attended: Tensor, mask: Mask | Past) -> Tensor:
+        return weighted_sum((self.alpha, v), (self.beta, attended))
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         eye = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
@@ -81,8 +105,8 @@ class Shaped(VSkipInit):
         super().__init__(cfg)
         self.add_gains(cfg.n_layer, gain_shape(cfg), gamma=cfg.block.gamma)
 
-    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
-        mixed = super().forward(q, k, v, mask)
+    def combine(self, v: Tensor, attended: Tensor, mask: Mask | Past) -> Tensor:
+        mixed = super().combine(v, attended, mask)
         return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.mean(v))
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
@@ -107,6 +131,15 @@ def make_map(cfg: ModelConfig, part: MapConfig) -> Callable[[Tensor], Tensor]:
     if part.init == "identity" and part.alpha == FIXED and part.beta is None:
         return identity
     return ReparamLinear(cfg, part)
+
+
+def as_linear(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
+    """A reparameterised map as one matrix; the others as they are."""
+    if not isinstance(part, ReparamLinear):
+        return part
+    linear = nn.Linear(part.width, part.width, bias=False, device="meta")
+    linear.weight = nn.Parameter(part.matrix())
+    return linear
 
 
 class Attention(nn.Module):
@@ -136,11 +169,46 @@ class Attention(nn.Module):
         k = self.key_norm(self.heads(self.key(x)))
         return (q, k) if turn is None else (rotate(q, turn), rotate(k, turn))
 
-    def forward(self, x: Tensor, mask: Mask, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+    def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+        if isinstance(mask, InputPast):
+            return self.from_inputs(x, mask)
         q, k = self.queries_keys(x, turn)
         v = self.heads(self.value(x))
         mixed = self.mixing(q, k, v, mask).transpose(1, 2).flatten(-2)  # (B, T, d)
         return self.dropout(self.projection(mixed))
+
+    def from_inputs(self, x: Tensor, past: InputPast) -> Tensor:
+        """The same from a cache of inputs alone, (B, t, d) → (B, t, d).
+
+        Scores: (x_q W^Q_h)(x_k W^K_h)ᵀ = (x_q W^Q_h W^K_hᵀ)·x_k. Values: A_h (X W^V_h) = (A_h X) W^V_h. A bias of the
+        keys adds the same to every score of a query, and so nothing to A.
+        """
+        v, inputs = self.heads(self.value(x)), past.append(x)  # (B, H, t, D), (B, S, d)
+        if inputs.shape[1] == x.shape[1]:  # nothing came before, so keys and values of all inputs are at hand
+            attended = past.cache.attend(*self.queries_keys(x), v)
+        else:
+            w_key = self.key.weight.unflatten(0, (self.n_head, -1))  # (H, D, d)
+            weights = past.weights(self.heads(self.query(x)) @ w_key, inputs)  # (B, H, t, S)
+            attended = self._mix_inputs(weights, inputs)
+        mixed = self.mixing.combine(v, attended, past).transpose(1, 2).flatten(-2)
+        return self.projection(mixed)
+
+    def _mix_inputs(self, weights: Tensor, inputs: Tensor) -> Tensor:
+        """A_h (X W^V_h) from A (B, H, t, S) and X (B, S, d): (B, H, t, D)."""
+        if self.value is identity:  # each head mixes its own columns
+            return weights @ self.heads(inputs)
+        batch, heads, new, length = weights.shape
+        whole = (weights.reshape(batch, heads * new, length) @ inputs).view(batch, heads, new, -1)
+        value = as_linear(self.value)
+        assert isinstance(value, nn.Linear)
+        return whole @ value.weight.unflatten(0, (heads, -1)).mT  # (B, H, t, d) · (H, d, D)
+
+    def scale_output(self, gain: Scale) -> bool:
+        """Multiply a gain into W^P, or where there is none into the gains of the mixing; false if there are neither."""
+        if isinstance(self.projection, nn.Linear):
+            scale_linear(self.projection, gain)
+            return True
+        return self.projection is identity and self.mixing.scale_output(gain)
 
     def matrix(self, x: Tensor, mask: Mask, turn: Rotation | None = None) -> Tensor:
         """The mixing matrix of each head, (B, H, T, T), for plots and tests."""

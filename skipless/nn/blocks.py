@@ -3,14 +3,27 @@
 Shapes: B batch, T tokens, d width.
 """
 
+import torch
 from torch import Tensor, nn
 
 from skipless.config import BLOCKS, ModelConfig
-from skipless.nn.attention import Attention
-from skipless.nn.layers import MLPS, Rotation, Scale, WithGains, make_norm, nothing, weighted_sum
+from skipless.nn.attention import Attention, as_linear
+from skipless.nn.cache import Past
+from skipless.nn.layers import (
+    GLU,
+    MLP,
+    MLPS,
+    Rotation,
+    Scale,
+    WithGains,
+    make_norm,
+    nothing,
+    scale_linear,
+    weighted_sum,
+)
 from skipless.nn.mask import Mask
 
-__all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "make_block"]
+__all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "fold_block", "make_block"]
 
 
 class SequentialBlock(WithGains):
@@ -48,7 +61,7 @@ class SequentialBlock(WithGains):
         self.add_gains(cfg.n_layer, alpha_sa=block.alpha_sa, beta_sa=block.beta_sa)
         self.add_gains(cfg.n_layer, alpha_ff=block.alpha_ff, beta_ff=block.beta_ff)
 
-    def forward(self, x: Tensor, mask: Mask, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+    def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
         mha = self.attention(self.norm_sa(x), mask, turn)
         x_hat = self.post_norm_sa(weighted_sum((self.alpha_sa, x), (self.beta_sa, mha)))
         mlp = self.mlp(self.norm_ff(x_hat))
@@ -82,7 +95,7 @@ class ParallelBlock(WithGains):
         self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else nothing
         self.add_gains(cfg.n_layer, alpha_comb=block.alpha_comb, beta_ff=block.beta_ff, beta_sa=block.beta_sa)
 
-    def forward(self, x: Tensor, mask: Mask, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+    def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
         h = self.norm(x)
         mha, mlp = self.attention(h, mask, turn), self.mlp(h)
         return weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
@@ -94,3 +107,16 @@ Block = SequentialBlock | ParallelBlock
 def make_block(cfg: ModelConfig, layer: int = 0) -> Block:
     """Block number `layer` (from 0) of a model: equation 1 or 7."""
     return {"sequential": SequentialBlock, "parallel": ParallelBlock}[cfg.block.layout](cfg, layer)
+
+
+@torch.no_grad()
+def fold_block(block: Block) -> None:
+    """Multiply the gains of the branches into the matrices beside them, and make reparameterised maps one matrix."""
+    if isinstance(block.attention, Attention):
+        attention = block.attention
+        attention.value, attention.projection = as_linear(attention.value), as_linear(attention.projection)
+        if attention.scale_output(block.beta_sa):
+            block.set_gain("beta_sa", 1.0)
+    if isinstance(block.mlp, MLP | GLU):
+        scale_linear(block.mlp.down, block.beta_ff)
+        block.set_gain("beta_ff", 1.0)

@@ -33,10 +33,28 @@ class WithGains(nn.Module):
                 self.initial_gains[name] = value
                 self.register_parameter(name, nn.Parameter(torch.full(shape, value)))
 
+    def set_gain(self, name: str, value: Tensor | float) -> None:
+        """Fix a gain at a number, or change the value of one that is a parameter."""
+        if isinstance(value, Tensor):
+            self.get_parameter(name).copy_(value)
+            return
+        if name in self.initial_gains:
+            del self.initial_gains[name]
+            delattr(self, name)
+        setattr(self, name, value)
+
     def reset_gains(self) -> None:
         """Set the trainable gains to their initial values."""
         for name, value in self.initial_gains.items():
             nn.init.constant_(self.get_parameter(name), value)
+
+
+def scale_linear(layer: nn.Linear, gain: Scale) -> None:
+    """Multiply a gain into a linear map."""
+    if gain is not None:
+        layer.weight.mul_(gain)
+        if layer.bias is not None:
+            layer.bias.mul_(gain)
 
 
 def scaled(gain: nn.Parameter | float, x: Tensor) -> Tensor:

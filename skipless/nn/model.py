@@ -3,7 +3,9 @@
 Shapes: B batch, T tokens, d width, V vocabulary.
 """
 
-from typing import Any
+import copy
+from collections.abc import Sequence
+from typing import Any, Self
 
 import torch
 import torch.nn.functional as F
@@ -12,7 +14,8 @@ from torch import Tensor, nn
 from skipless.config import ModelConfig
 from skipless.errors import UserError
 from skipless.nn.attention import Attention
-from skipless.nn.blocks import make_block
+from skipless.nn.blocks import ParallelBlock, SequentialBlock, fold_block, make_block
+from skipless.nn.cache import Cache, Past, pick_mode
 from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm, WithGains, make_norm, make_positions, rotation
 from skipless.nn.mask import Mask, alibi_slopes
 
@@ -64,13 +67,15 @@ class Transformer(nn.Module):
         return hidden.gather(1, order.argsort(dim=-1)[..., None].expand_as(hidden))
 
     def _run(self, ids: Tensor, mask: Mask) -> Tensor:
-        positions = mask.positions(ids.shape[1], ids.device)
+        return self._through(ids, mask.positions(ids.shape[1], ids.device), [mask] * len(self.blocks))
+
+    def _through(self, ids: Tensor, positions: Tensor, masks: Sequence[Mask | Past]) -> Tensor:
         x = self.embed(ids)
         if self.positions is not None:
             x = x + self.positions(positions, x.dtype)
         x = self.dropout(self.embedding_norm(x))
         turn = rotation(positions, self.config.d_head, x.dtype) if self.config.positions == "rotary" else None
-        for block in self.blocks:
+        for block, mask in zip(self.blocks, masks, strict=True):
             x = block(x, mask, turn)
         return self.norm(x)
 
@@ -87,6 +92,18 @@ class Transformer(nn.Module):
             raise UserError(f"ids must be (batch, tokens) integers, got {tuple(ids.shape)} of {ids.dtype}")
         if ids.shape[1] > self.config.max_seq_len:
             raise UserError(f"a sequence of {ids.shape[1]} tokens is longer than max_seq_len {self.config.max_seq_len}")
+
+    def fold(self) -> Self:
+        """A copy for inference with gains multiplied into the matrices beside them: same outputs, fewer operations.
+
+        β_FF goes into the MLP's last matrix, β_SA into the gains of the mixing or into W^P, and a reparameterised map
+        becomes one matrix. The copy no longer has the parameters of its configuration, so it cannot be saved as one.
+        """
+        folded = copy.deepcopy(self).eval()
+        for block in folded.blocks:
+            assert isinstance(block, SequentialBlock | ParallelBlock)
+            fold_block(block)
+        return folded.requires_grad_(False)
 
     def num_parameters(self, *, trainable_only: bool = True) -> int:
         """Parameters, a tied matrix counted once."""
@@ -126,6 +143,45 @@ class CausalLM(_LanguageModel):
     """A GPT-style decoder: each token sees itself and those before it."""
 
     causal = True
+
+    def forward(
+        self,
+        ids: Tensor,
+        attention_mask: Tensor | None = None,
+        documents: Tensor | None = None,
+        cache: Cache | None = None,
+    ) -> Tensor:
+        """Logits: (B, T) → (B, T, V). With a cache, the ids are new tokens that follow what it remembers."""
+        if cache is None:
+            return super().forward(ids, attention_mask, documents)
+        if documents is not None:
+            raise UserError("a cache continues one document a row; documents= cannot go with it")
+        return F.linear(self.remember(ids, cache, attention_mask), self.head_weight)
+
+    def new_cache(self, batch_size: int = 1, max_len: int | None = None, mode: str = "auto") -> Cache:
+        """Memory for decoding `batch_size` sequences of at most `max_len` tokens; see `skipless.nn.cache` for modes."""
+        cfg, weight = self.config, self.embedding.weight
+        max_len = cfg.max_seq_len if max_len is None else max_len
+        if not 1 <= max_len <= cfg.max_seq_len:
+            raise UserError(f"max_len must lie in 1…{cfg.max_seq_len} (max_seq_len), got {max_len}")
+        alibi = alibi_slopes(cfg.n_head, weight.device) if cfg.positions == "alibi" else None
+        return Cache(cfg, batch_size, max_len, pick_mode(cfg, mode), weight.dtype, weight.device, alibi)
+
+    @torch.no_grad()
+    def remember(self, ids: Tensor, cache: Cache, attention_mask: Tensor | None = None) -> Tensor:
+        """What the head sees of new tokens that follow a cache: (B, t) → (B, t, d)."""
+        self._check(ids)
+        padding = None if attention_mask is None else attention_mask.bool()
+        Mask(True, padding).check(*ids.shape)
+        cache.begin(ids, padding)
+        if padding is None:
+            hidden = self._through(ids, cache.positions(ids.shape[1]), cache.layers)
+        else:  # rows of a cache end together, so padding goes to the left
+            order = padding.long().argsort(dim=-1, stable=True)
+            hidden = self._through(ids.gather(1, order), cache.positions(ids.shape[1]), cache.layers)
+            hidden = hidden.gather(1, order.argsort(dim=-1)[..., None].expand_as(hidden))
+        cache.advance(ids.shape[1])
+        return hidden
 
     def loss(
         self,

@@ -1,0 +1,170 @@
+"""Decoding with a cache equals a pass over everything: every block, mode, kind of positions, and way to feed it."""
+
+import itertools
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skipless import BLOCKS, CausalLM, ModelConfig
+from tests.nn.test_fast_is_explicit import disturbed
+from tests.variants import VARIANTS
+
+POSITIONS = ["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"]
+TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
+V = 40
+
+
+def make(block, positions="sinusoidal", dtype=torch.float64, length=48):
+    cfg = ModelConfig(
+        block=VARIANTS[block], n_layer=3, d_model=24, n_head=3, vocab_size=V, max_seq_len=length, positions=positions
+    )
+    # small changes, so that float32 rounding stays small beside the logits' size
+    return disturbed(CausalLM(cfg), 0.1).to(dtype).eval()
+
+
+def modes(model):
+    """The modes that can serve a model."""
+    found = []
+    for mode in ("kv", "kx", "x"):
+        try:
+            model.new_cache(1, mode=mode)
+            found.append(mode)
+        except ValueError:
+            pass
+    return found
+
+
+def feed(model, ids, cuts, mode, **first):
+    """The logits of all positions, from a cache that is fed the pieces between the cuts."""
+    cache = model.new_cache(ids.shape[0], mode=mode)
+    edges = [0, *cuts, ids.shape[1]]
+    pieces = [ids[:, a:b] for a, b in itertools.pairwise(edges) if b > a]
+    out = [model(piece, cache=cache, **(first if number == 0 else {})) for number, piece in enumerate(pieces)]
+    assert cache.length == ids.shape[1]
+    return torch.cat(out, dim=1)
+
+
+def assert_equal(got, expected):
+    error = (got - expected).abs().max().item()
+    assert error <= TOLERANCE[got.dtype] * max(1.0, expected.abs().max().item()), error
+
+
+@pytest.mark.parametrize("dtype", TOLERANCE)
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("block", BLOCKS)
+def test_cached_equals_uncached(block, positions, dtype):
+    """One token at a time, in one pass, in chunks, and prompt then tokens; every mode."""
+    model = make(block, positions, dtype)
+    ids = torch.randint(V, (2, 20))
+    with torch.no_grad():
+        expected = model(ids)
+    for mode in modes(model):
+        for cuts in (range(1, 20), [], [7, 8, 15], range(13, 20)):
+            assert_equal(feed(model, ids, list(cuts), mode), expected)
+
+
+@pytest.mark.parametrize("block", VARIANTS)
+def test_every_variant_can_be_cached(block):
+    model = make(block)
+    ids = torch.randint(V, (2, 12))
+    with torch.no_grad():
+        expected = model(ids)
+    for mode in [*modes(model), "auto"]:
+        assert_equal(feed(model, ids, [5, 6, 7], mode), expected)
+
+
+@settings(max_examples=40, deadline=None)
+@given(
+    block=st.sampled_from(["pre-ln", "v-skipinit", "sas", "sas-p", "sas-p-nonorm"]),
+    positions=st.sampled_from(POSITIONS),
+    lengths=st.lists(st.integers(1, 9), min_size=2, max_size=4),
+    side=st.sampled_from(["left", "right"]),
+    new=st.integers(0, 6),
+    data=st.data(),
+)
+def test_ragged_batches(block, positions, lengths, side, new, data):
+    """Prompts of different lengths, padded on either side: each row as if it were alone."""
+    model = make(block, positions)
+    mode = data.draw(st.sampled_from(modes(model)))
+    longest = max(lengths)
+    rows = [torch.randint(V, (1, n + new)) for n in lengths]
+    padded, real = torch.randint(V, (len(rows), longest)), torch.zeros(len(rows), longest, dtype=torch.bool)
+    for number, (row, n) in enumerate(zip(rows, lengths, strict=True)):
+        place = slice(longest - n, longest) if side == "left" else slice(0, n)
+        padded[number, place], real[number, place] = row[0, :n], True
+    cache = model.new_cache(len(rows), mode=mode)
+    prompt = model(padded, attention_mask=real, cache=cache)
+    later = [model(torch.cat([row[:, n + i : n + i + 1] for row, n in zip(rows, lengths, strict=True)]), cache=cache)
+             for i in range(new)]  # fmt: skip
+    for number, (row, n) in enumerate(zip(rows, lengths, strict=True)):
+        with torch.no_grad():
+            alone = model(row)
+        assert_equal(prompt[number, real[number]], alone[0, :n])
+        for i, logits in enumerate(later):
+            assert_equal(logits[number, 0], alone[0, n + i])
+
+
+def test_bytes():
+    """Mode x is exactly half of keys and values, and neither counts what does not grow."""
+    model = make("sas-p", dtype=torch.float32)
+    half, full = model.new_cache(2, mode="x"), model.new_cache(2, mode="kx")
+    assert full.bytes_per_token == 2 * 24 * 3 * 4
+    assert half.bytes_per_token * 2 == full.bytes_per_token
+    running_sums = 3 * 2 * 24 * 4
+    assert half.nbytes == 2 * 48 * half.bytes_per_token + running_sums
+    assert full.nbytes == 2 * 48 * full.bytes_per_token + running_sums
+    assert make("pre-ln", dtype=torch.float32).new_cache(2).nbytes == 2 * 48 * full.bytes_per_token
+
+
+def test_modes():
+    sas, pre_ln = make("sas"), make("pre-ln")
+    assert pre_ln.new_cache(1).mode == "kv"
+    assert sas.new_cache(1, mode="kv").mode == "kx"
+    for block in ("rotary", "qk-norm"):
+        model = make("sas", "rotary") if block == "rotary" else make("qk-norm")
+        assert model.new_cache(1).mode == "kx"
+        with pytest.raises(ValueError, match=r"not exact here: .*(rotary|normalised)"):
+            model.new_cache(1, mode="x")
+    with pytest.raises(ValueError, match=r"W\^V in every layer"):
+        pre_ln.new_cache(1, mode="x")
+    with pytest.raises(ValueError, match="known: auto, kv, kx, x"):
+        sas.new_cache(1, mode="z")
+
+
+def test_bad_use():
+    model = make("sas")
+    cache = model.new_cache(2, max_len=4)
+    ids = torch.randint(V, (2, 3))
+    model(ids, cache=cache)
+    with pytest.raises(ValueError, match="holds 4 tokens: 3 are there and 2 more do not fit"):
+        model(ids[:, :2], cache=cache)
+    with pytest.raises(ValueError, match="for 2 sequences, got 1"):
+        model(ids[:1, :1], cache=cache)
+    with pytest.raises(ValueError, match="first tokens of a cache"):
+        model(ids[:, :1], attention_mask=torch.ones(2, 1), cache=cache)
+    with pytest.raises(ValueError, match="documents"):
+        model(ids[:, :1], documents=torch.ones(2, 1), cache=cache)
+    for wrong in (0, 49):
+        with pytest.raises(ValueError, match="max_len must lie in 1…48"):
+            model.new_cache(1, max_len=wrong)
+    cache.reset()
+    with torch.no_grad():
+        assert_equal(model(ids, cache=cache), model(ids))
+
+
+@pytest.mark.parametrize("block", VARIANTS)
+def test_folding_changes_nothing(block):
+    """Beyond rounding, with and without a cache; and there is less to do."""
+    model = make(block)
+    folded = model.fold()
+    ids = torch.randint(V, (2, 12))
+    with torch.no_grad():
+        expected = model(ids)
+        assert_equal(folded(ids), expected)
+    for mode in modes(model):
+        assert_equal(feed(folded, ids, [5, 6, 7], mode), expected)
+    assert folded.blocks[0].beta_ff in (1.0, None)
+    assert not any(parameter.requires_grad for parameter in folded.parameters())
+    assert len(list(folded.parameters())) <= len(list(model.parameters()))
