@@ -262,50 +262,76 @@ def evaluate(
         display.show_evaluation(found.name, source or "held-out part of " + data.source, result)
 
 
+def _read_text(path: Path | None) -> str:
+    """A prompt from a file, or from a pipe."""
+    try:
+        if path is not None:
+            return path.read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"cannot read {str(path)!r}: {error}") from None
+    if sys.stdin.isatty():
+        raise UserError("there is no prompt: give --prompt, --prompt-file, or a text on standard input")
+    return sys.stdin.read()
+
+
+def _show(text: str, *, quiet: bool) -> None:
+    if not quiet:
+        print(text, end="", flush=True)
+
+
 @app.command()
 def generate(
     run: RunArgument,
     prompt: Annotated[
         str | None, typer.Option("--prompt", "-p", help="Text to go on from; else standard input.")
     ] = None,
+    prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     tokens: Annotated[int, typer.Option(help="New tokens.", min=1)] = 100,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.", min=1)] = None,
+    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.")] = None,
+    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest that have this probability.")] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what was there before.")] = 1.0,
     samples: Annotated[int, typer.Option(help="How many texts.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Of the draws.")] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draws.", min=0)] = 0,
+    cache: Annotated[str, typer.Option(help="What is remembered: auto, kv, kx, or x (half the memory).")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write text with a trained causal model.
+    """Write text with a trained causal model, token by token as it comes.
 
     Examples:
 
     - `skipless generate runs/baseline --prompt 'def '`
 
-    - `echo 'import os' | skipless generate runs/baseline --samples 3 --json`
+    - `echo 'import os' | skipless generate runs/baseline --samples 3 --top-p 0.9 --json`
     """
-    from skipless.generate import stream_text
+    import time
+    from dataclasses import replace
+
+    from skipless.generate import Sampling, stream_text
     from skipless.nn.model import CausalLM
     from skipless.runs import load
 
-    text = prompt if prompt is not None else sys.stdin.read()
+    how = Sampling(temperature, top_k, top_p, repetition_penalty)
+    text = prompt if prompt is not None else _read_text(prompt_file)
     model = load(run)
     if not isinstance(model, CausalLM):
         raise UserError(f"run {run!r} holds a masked model, which cannot write text")
-    texts = []
+    model = model.fold()
+    texts, count, start = [], 0, time.perf_counter()
     for number in range(samples):
-        pieces = stream_text(model, text, tokens, temperature=temperature, top_k=top_k, seed=seed + number)
-        written = text
-        if not as_json:
-            print(text, end="", flush=True)
-        for piece in pieces:
-            written += piece
-            if not as_json:
-                print(piece, end="", flush=True)
-        texts.append(written)
-        if not as_json:
-            print("\n" if number == samples - 1 else "\n---")
+        written = [text]
+        _show(text, quiet=as_json)
+        for piece in stream_text(model, text, tokens, replace(how, seed=seed + number), mode=cache):
+            written.append(piece)
+            count += 1
+            _show(piece, quiet=as_json)
+        texts.append("".join(written))
+        _show("\n" if number == samples - 1 else "\n---\n", quiet=as_json)
+    speed = count / (time.perf_counter() - start)
     if as_json:
-        print(json.dumps({"run": run, "prompt": text, "texts": texts}))
+        print(json.dumps({"run": run, "prompt": text, "texts": texts, "tokens_per_second": round(speed, 1)}))
+    else:
+        print(f"{speed:,.0f} tokens/s", file=sys.stderr)
 
 
 @app.command()

@@ -319,14 +319,17 @@ class ModelConfig(Config):
     """A stack of blocks between an embedding and a head."""
 
     block: BlockConfig = Field(BLOCKS["pre-ln"], description="A preset's name, a variant of one, or a BlockConfig.")
-    n_layer: int = Field(12, ge=1, description="L: number of blocks.")
-    d_model: int = Field(128, ge=1, description="d: width.")
+    n_layer: int = Field(12, ge=1, le=10_000, description="L: number of blocks.")
+    d_model: int = Field(128, ge=1, le=1_000_000, description="d: width.")
     n_head: int = Field(4, ge=1, description="H: attention heads; divides the width.")
     d_ff: int | None = Field(
-        None, ge=1, description="Width of the MLP; 4·d_model if not given. A GLU halves it after the gate."
+        None,
+        ge=1,
+        le=10_000_000,
+        description="Width of the MLP; 4·d_model if not given. A GLU halves it after the gate.",
     )
-    vocab_size: int = Field(4096, ge=1, description="Words of the vocabulary.")
-    max_seq_len: int = Field(128, ge=1, description="T: the longest sequence the model takes.")
+    vocab_size: int = Field(4096, ge=1, le=10_000_000, description="Words of the vocabulary.")
+    max_seq_len: int = Field(128, ge=1, le=10_000_000, description="T: the longest sequence the model takes.")
     positions: Literal["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"] = Field(
         "sinusoidal",
         description="Added sinusoids of the embedding's size; the same with a trainable scale from 1/√d; added "
@@ -394,7 +397,9 @@ class DataConfig(Config):
         description="`bpe` (byte-level) or `wordpiece`, trained on the corpus; the path of a tokenizer.json; or a "
         "name on the Hugging Face hub.",
     )
-    vocab_size: int = Field(4096, ge=1, description="Size of a trained vocabulary; a small corpus may give fewer.")
+    vocab_size: int = Field(
+        4096, ge=1, le=10_000_000, description="Size of a trained vocabulary; a small corpus may give fewer."
+    )
     lowercase: bool = Field(False, description="Whether a trained tokeniser lowers the case of the text.")
     tokenizer_bytes: int = Field(
         64 * 2**20, ge=1, description="How many bytes of the training text the tokeniser is trained on."
@@ -404,7 +409,7 @@ class DataConfig(Config):
         description="`stream`: documents one after another with an end-of-text token between them; `chunks`: windows "
         "of exactly seq_len tokens of one document, the rest dropped, as CodeParrot was prepared.",
     )
-    seq_len: int = Field(128, ge=1, description="T: tokens in a sequence.")
+    seq_len: int = Field(128, ge=1, le=10_000_000, description="T: tokens in a sequence.")
     max_documents: int | None = Field(None, ge=1, description="Read at most this many distinct documents of a source.")
     max_bytes: int | None = Field(
         None, ge=1, description="Read no further in a source once its distinct documents have this many bytes."
@@ -428,7 +433,7 @@ class TrainConfig(Config):
     tokens: int | None = Field(None, ge=1, description="Budget in training tokens.")
     minutes: float | None = Field(None, gt=0, description="Budget in minutes of training, evaluation not counted.")
 
-    batch_size: int = Field(8, ge=1, description="Sequences in a step.")
+    batch_size: int = Field(8, ge=1, le=10_000_000, description="Sequences in a step.")
     micro_batch: int | None = Field(None, ge=1, description="Sequences in memory at a time; gradients are accumulated.")
     batch_ramp: float = Field(
         0.0, ge=0, le=1, description="Share of the budget over which the batch grows from a micro-batch to batch_size."

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Literal
 
 import torch
 import torch.nn.functional as F
@@ -134,29 +134,31 @@ def _read(model: CausalLM, cache: Cache, texts: Sequence[Sequence[int]]) -> Tens
     return hidden[:, -1]
 
 
-def stream_text(model: CausalLM, prompt: str, n_new: int, **how: Any) -> Iterator[str]:
-    """What the model adds to a prompt, piece by piece, by the model's own tokeniser, up to the end-of-text token."""
+def stream_text(
+    model: CausalLM, prompt: str, n_new: int, sampling: Sampling | None = None, *, mode: str = "auto"
+) -> Iterator[str]:
+    """What the model adds to a prompt, a piece for each token, by the model's own tokeniser, up to the end of text."""
     tokenizer = model.tokenizer
     ids = tokenizer.encode(prompt) or [tokenizer.end_id]
-    sampling = replace(Sampling(stop_ids=(tokenizer.end_id,)), **how)
+    sampling = sampling or Sampling()
+    sampling = replace(sampling, stop_ids=(*sampling.stop_ids, tokenizer.end_id))
     new: list[int] = []
     written = ""
     was_training = model.training
     model.eval()
     try:
-        for (token,) in generate(model, [ids], n_new, sampling):
+        for (token,) in generate(model, [ids], n_new, sampling, mode=mode):
             assert token is not None
             new.append(token)
             text = tokenizer.decode(new)
             # a character may be spread over several tokens; until it is whole it decodes to a replacement mark
-            if not text.endswith("\ufffd"):
-                yield text[len(written) :]
-                written = text
+            whole = not text.endswith("\ufffd") or len(new) == n_new
+            yield text[len(written) :] if whole else ""
+            written = text if whole else written
     finally:
         model.train(was_training)
-    yield tokenizer.decode(new)[len(written) :]
 
 
-def sample_text(model: CausalLM, prompt: str, n_new: int, **how: Any) -> str:
+def sample_text(model: CausalLM, prompt: str, n_new: int, sampling: Sampling | None = None) -> str:
     """The prompt and what the model adds to it."""
-    return prompt + "".join(stream_text(model, prompt, n_new, **how))
+    return prompt + "".join(stream_text(model, prompt, n_new, sampling))

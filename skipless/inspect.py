@@ -13,6 +13,7 @@ from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
 from skipless.config import BlockConfig, GainConfig, ModelConfig
+from skipless.machine import check_memory
 from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm
 from skipless.nn.model import LOSS_ROWS, CausalLM, MaskedLM
 
@@ -200,6 +201,8 @@ def measure_signal(cfg: ModelConfig, *, causal: bool = True, batch_size: int = 2
     """One forward and one backward pass on random tokens and labels, at initialisation, layer by layer."""
     generator = torch.Generator().manual_seed(seed)
     cfg = cfg.replace(vocab_size=min(cfg.vocab_size, SIGNAL_VOCABULARY), dropout=0.0)
+    weights = 2 * FLOAT * sum(count_parameters(cfg).values())
+    check_memory(weights, torch.device("cpu"), "measuring the signal (leave it out with --no-signal)")
     with torch.random.fork_rng(devices=[]):
         torch.manual_seed(seed)
         model = (CausalLM if causal else MaskedLM)(cfg)

@@ -76,6 +76,24 @@ def _wait(device: torch.device) -> None:
         torch.accelerator.synchronize(device)
 
 
+def free_memory(device: torch.device) -> int | None:
+    """Bytes that can still be had on a device, if it can be told."""
+    if device.type == "cuda":
+        return torch.cuda.mem_get_info(device)[0]
+    try:
+        with Path("/proc/meminfo").open(encoding="utf-8") as file:
+            return next(1024 * int(line.split()[1]) for line in file if line.startswith("MemAvailable"))
+    except (OSError, StopIteration):
+        return None
+
+
+def check_memory(needed: int, device: torch.device, purpose: str) -> None:
+    """Raise before memory runs out, for then the system may end any process without a word."""
+    free = free_memory(device)
+    if free is not None and needed > free:
+        raise UserError(f"{purpose} needs about {needed / 1e9:,.1f} GB, and {free / 1e9:,.1f} GB are free on {device}")
+
+
 def compiler_problem() -> str | None:
     """Why torch.compile cannot be used here, or None."""
     try:

@@ -38,9 +38,9 @@ from skipless.config import RunConfig, differences
 from skipless.data import Corpus, prepare
 from skipless.errors import UserError
 from skipless.evaluate import Evaluation, evaluate
-from skipless.generate import sample_text
+from skipless.generate import Sampling, sample_text
 from skipless.health import health
-from skipless.inspect import flops_per_token
+from skipless.inspect import flops_per_token, training_memory
 from skipless.nn.layers import WithGains
 from skipless.nn.model import CausalLM
 from skipless.optim import batch_rows, gradient_norm, learning_rate, make_optimizers, set_lr
@@ -186,6 +186,8 @@ class Trainer:
         train = self.cfg.train
         self.device = machine.pick_device(train.device)
         self.dtype = machine.pick_dtype(train.precision, self.device)
+        memory = training_memory(self.cfg.model, train.micro_rows, causal=self.cfg.task == "causal")
+        machine.check_memory(memory["total"], self.device, "this training")
         torch.manual_seed(train.seed)
         self.model = MODELS[self.cfg.task](self.cfg.model).to(self.device)
         self.model.tokenizer = self.corpus.tokenizer
@@ -463,13 +465,8 @@ class Session:
         state.sampled = state.step
         if not isinstance(self.trainer.model, CausalLM) or not cfg.train.sample_every:
             return
-        text = sample_text(
-            self.trainer.model,
-            cfg.train.sample_prompt,
-            SAMPLE_TOKENS,
-            temperature=0.8,
-            seed=cfg.train.seed + state.step,
-        )
+        sampling = Sampling(temperature=0.8, seed=cfg.train.seed + state.step)
+        text = sample_text(self.trainer.model, cfg.train.sample_prompt, SAMPLE_TOKENS, sampling)
         self.samples.append({"step": state.step, "prompt": cfg.train.sample_prompt, "text": text})
         self.trackers.text(state.step, "sample", text)
 
