@@ -60,7 +60,8 @@ def check_cpu_bf16() -> None:
 def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
     """Floating-point operations a second of a large matrix product, the best of a few; training is held against it."""
     size = 1024 if device.type == "cpu" else 4096
-    a = torch.randn(size, size, device=device).to(dtype)
+    # a generator of its own: the global one belongs to the training, which must go on as if nothing had been measured
+    a = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     best = float("inf")
     for _ in range(4):
         _wait(device)

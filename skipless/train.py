@@ -195,6 +195,7 @@ class Trainer:
         self.optimizers = make_optimizers(self.model, train)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.state = State()
+        self.rng = rng_state()
         self.tokens_per_row = self.cfg.data.seq_len - (self.cfg.data.packing == "chunks")
         self.flops_per_token = flops_per_token(self.cfg.model)["training"]
         self._compile()
@@ -388,7 +389,7 @@ class Trainer:
         if checkpoint.state["scaler"]:
             self.scaler.load_state_dict(checkpoint.state["scaler"])
         self.state = State(**checkpoint.state["state"])
-        set_rng_state(checkpoint.state["rng"])
+        self.rng = checkpoint.state["rng"]
 
 
 # ------------------------------------------------------------------------------ the run
@@ -413,6 +414,7 @@ class Session:
         """Train until the budget is spent or something stops it."""
         trainer = self.trainer
         trainer.model.train()
+        set_rng_state(trainer.rng)  # whatever an observer or a tracker has drawn since
         while True:
             self._between_steps()
             if trainer.done():
