@@ -1,4 +1,4 @@
-"""The command line. Each command checks its input, calls the library and shows what came back; only here is printed.
+"""The command line. Each command checks its input, calls the library and shows what came back.
 
 Nothing heavy is imported before a command runs, so that `skipless --help` is quick.
 """
@@ -27,6 +27,7 @@ CLICK_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ 
 """The base class of what typer raises for a wrong command line; typer carries its own copy of click."""
 
 BAD_INPUT = 2
+MAX_SEED = 2**62
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -292,7 +293,7 @@ def generate(
     top_p: Annotated[float | None, typer.Option(help="Draw from the fewest that have this probability.")] = None,
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what was there before.")] = 1.0,
     samples: Annotated[int, typer.Option(help="How many texts.", min=1)] = 1,
-    seed: Annotated[int, typer.Option(help="Of the draws.", min=0)] = 0,
+    seed: Annotated[int, typer.Option(help="Of the draws.", min=0, max=MAX_SEED)] = 0,
     cache: Annotated[str, typer.Option(help="What is remembered: auto, kv, kx, or x (half the memory).")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
@@ -450,7 +451,7 @@ def inspect(
         bool, typer.Option("--encoder", help="Every token sees all (BERT) instead of the past (GPT).")
     ] = False,
     signal: Annotated[bool, typer.Option("--signal/--no-signal", help="Measure the signal at initialisation.")] = True,
-    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the tokens.")] = 0,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the tokens.", min=0, max=MAX_SEED)] = 0,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the signal over the layers into this file (PNG, SVG, PDF).")
     ] = None,
@@ -478,6 +479,8 @@ def inspect(
     base |= {key: value for key, value in given.items() if value is not None}
     specs: list[Any] = list(blocks or []) + ([base["block"]] if "block" in base else [])
     found = []
+    if plot and not signal:
+        raise UserError("--plot draws the signal, and --no-signal leaves it out: give one of them")
     if plot:
         display.check_plot(plot)
     for spec in specs or ["pre-ln", "sas-p"]:
@@ -491,6 +494,6 @@ def inspect(
     if plot:
         display.plot_signal(found, plot)
     if as_json:
-        print(json.dumps({"blocks": [one.as_dict() for one in found]}))
+        print(json.dumps({"blocks": [one.as_dict() for one in found]}, allow_nan=False))
     else:
         display.show_inspections(found, batch_size=batch_size, context=context, plot=plot)

@@ -12,7 +12,16 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, Self, get_args
 
 import yaml
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, ValidationError, field_validator, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    ValidationError,
+    field_validator,
+    model_validator,
+)
 
 from skipless.errors import UserError, did_you_mean, unknown
 
@@ -23,7 +32,7 @@ class Config(BaseModel):
     model_config = ConfigDict(frozen=True, extra="forbid", allow_inf_nan=False, validate_default=True)
 
     def replace(self, **changes: Any) -> Self:
-        """A copy with some fields changed, checked like a new one."""
+        """A copy with some fields changed, checked like a new one; numbers for gains as in `override`."""
         return self.override(changes)
 
     def override(self, changes: dict[str, Any]) -> Self:
@@ -42,8 +51,26 @@ class Config(BaseModel):
 
 
 def _merged(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
-    both = {key: tree[key] for key in changes if isinstance(tree.get(key), dict) and isinstance(changes[key], dict)}
-    return {**tree, **changes, **{key: _merged(both[key], changes[key]) for key in both}}
+    return {**tree, **{key: _laid_over(tree.get(key), value) for key, value in changes.items()}}
+
+
+def _laid_over(old: Any, new: Any) -> Any:
+    """A new value for an old one: mappings are merged, and a bare number for a gain that is there changes its value."""
+    if isinstance(old, dict) and isinstance(new, dict):
+        return _merged(old, new)
+    if isinstance(old, dict) and "trainable" in old and _is_gain_value(new):
+        return {**old, "init": new}
+    return new
+
+
+def _is_gain_value(value: Any) -> bool:
+    """Whether something can be the `init` of a gain: a number, also written as text, or `depth`."""
+    if isinstance(value, bool):
+        return False
+    try:
+        return value == "depth" or math.isfinite(float(value))
+    except (TypeError, ValueError):
+        return False
 
 
 def _set(tree: dict[str, Any], path: str, value: Any) -> None:
@@ -58,10 +85,7 @@ def _set(tree: dict[str, Any], path: str, value: Any) -> None:
         tree = tree[name]
     if last not in tree and tree:
         raise unknown("key", path, [".".join([*parents, known]) for known in tree])
-    if isinstance(tree.get(last), dict) and "init" in tree[last] and isinstance(value, int | float):
-        tree[last] = {**tree[last], "init": value}
-    else:
-        tree[last] = value
+    tree[last] = _laid_over(tree.get(last), value) if not isinstance(value, dict) else value
 
 
 class GainConfig(Config):
@@ -78,17 +102,16 @@ class GainConfig(Config):
 
 
 def _gain(value: Any) -> Any:
-    """Numbers become fixed gains, and a gain fixed at zero becomes None: the branch is not there."""
-    if isinstance(value, int | float) and not isinstance(value, bool):
-        value = {"init": value}
-    if isinstance(value, GainConfig):
-        value = value.model_dump()
-    if isinstance(value, dict) and value.get("init", 1.0) == 0 and not value.get("trainable", False):
-        return None
-    return value
+    """Numbers become fixed gains."""
+    return {"init": value} if _is_gain_value(value) else value
 
 
-Gain = Annotated[GainConfig | None, BeforeValidator(_gain)]
+def _no_zero(gain: GainConfig | None) -> GainConfig | None:
+    """A gain fixed at zero is None: the branch is not there."""
+    return None if gain is not None and gain.init == 0 and not gain.trainable else gain
+
+
+Gain = Annotated[GainConfig | None, BeforeValidator(_gain), AfterValidator(_no_zero)]
 
 FIXED = GainConfig(init=1.0)
 TRAINED = GainConfig(init=1.0, trainable=True)
@@ -174,10 +197,19 @@ class BlockConfig(Config):
             raise ValueError("a block with alpha_comb = beta_sa = beta_ff = 0 has no output")
         if self.layout == "sequential" and not ((self.alpha_sa or self.beta_sa) and (self.alpha_ff or self.beta_ff)):
             raise ValueError("a sub-block whose skip and branch are both 0 has no output")
-        if self.mixing != "softmax" and not (self.alpha or self.beta):
-            raise ValueError("an attention matrix with alpha = beta = 0 passes no signal")
+        self._check_mixing()
         self._check_ties()
         return self
+
+    def _check_mixing(self) -> None:
+        if self.mixing == "softmax" and (self.alpha, self.beta, self.gamma) != (TRAINED, TRAINED, TRAINED):
+            raise ValueError(
+                "alpha, beta and gamma belong to mixing v-skipinit or shaped; the skips are alpha_sa, alpha_ff"
+            )
+        if self.mixing == "v-skipinit" and self.gamma != TRAINED:
+            raise ValueError("gamma belongs to mixing 'shaped' (eq. 5); v-skipinit (eq. 4) has alpha and beta")
+        if self.beta is None:
+            raise ValueError("without beta no token sees another, so there is no attention; beta=0 can be trainable")
 
     def _check_ties(self) -> None:
         for name in ("value", "first_value"):
@@ -188,8 +220,10 @@ class BlockConfig(Config):
                 )
         if self.projection.init in ("last-layer-tied", "all-tied"):
             values = [self.value] + ([self.first_value] if self.first_value else [])
-            if any(value.init != "orthogonal" for value in values):
-                raise ValueError(f"projection.init {self.projection.init!r} needs value.init 'orthogonal'")
+            if any(value.init != "orthogonal" or value.alpha is None for value in values):
+                raise ValueError(
+                    f"projection.init {self.projection.init!r} needs value.init 'orthogonal' and its alpha"
+                )
 
 
 def _presets() -> dict[str, BlockConfig]:
@@ -249,6 +283,10 @@ def parse_block(spec: str) -> BlockConfig:
         raise UserError(f"block {spec!r}: {explain(error)}") from None
 
 
+YAML_ERRORS = (yaml.YAMLError, ValueError, AttributeError, RecursionError)
+"""What PyYAML raises: for a date that does not exist, say, not an error of its own."""
+
+
 def parse_overrides(items: list[str]) -> dict[str, Any]:
     """`["n_layer=12", "block.beta_ff.init=0.2"]` → `{"n_layer": 12, ...}`, with values read as YAML."""
     changes: dict[str, Any] = {}
@@ -258,7 +296,7 @@ def parse_overrides(items: list[str]) -> dict[str, Any]:
             raise UserError(f"expected key=value, got {item!r}")
         try:
             changes[key.strip()] = yaml.safe_load(text)
-        except yaml.YAMLError:
+        except YAML_ERRORS:
             raise UserError(f"{item!r}: the value is not valid YAML") from None
     return changes
 
@@ -269,7 +307,7 @@ def load_yaml(path: Path) -> dict[str, Any]:
         content = yaml.safe_load(path.read_text(encoding="utf-8"))
     except OSError as error:
         raise UserError(f"cannot read {str(path)!r}: {error.strerror}") from None
-    except (yaml.YAMLError, UnicodeDecodeError):
+    except YAML_ERRORS:
         raise UserError(f"{str(path)!r} is neither YAML nor JSON") from None
     if not isinstance(content, dict):
         raise UserError(f"{str(path)!r} must hold keys and values, not {type(content).__name__}")
@@ -475,7 +513,9 @@ class TrainConfig(Config):
     health_every: int = Field(
         0, ge=0, description="Steps between records of kurtosis, attention entropy and token similarity; 0: none."
     )
-    seed: int = Field(0, ge=0, description="Of the weights, the order of the data, masks, dropout and samples.")
+    seed: int = Field(
+        0, ge=0, le=2**62, description="Of the weights, the order of the data, masks, dropout and samples."
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:

@@ -29,8 +29,8 @@ MARKS = ("o", "s", "^", "D", "v", "P", "X")
 
 def number(value: float, unit: str = "") -> str:
     """`146M`, `3.2G`: three digits and a power of a thousand."""
-    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k")):
-        if abs(value) >= size:
+    for size, letter in ((1e12, "T"), (1e9, "G"), (1e6, "M"), (1e3, "k"), (1, "")):
+        if abs(value) >= 0.9995 * size:  # what rounds up to the next unit belongs to it
             return f"{value / size:.3g}{letter}{unit}"
     return f"{value:.3g}{unit}"
 
@@ -93,6 +93,8 @@ def _signal_table(found: Sequence[Inspection]) -> Table:
 def _verdict(one: Inspection) -> str:
     last = one.signal[-1]
     dead = [layer.layer for layer in one.signal if not 0 < layer.weight_gradient < float("inf")]
+    if last.cosine != last.cosine:
+        return f"{one.name}: a sequence of one token shows no similarity"
     if last.cosine > COLLAPSED:
         return (
             f"{one.name}: rank collapse (tokens of the last layer have a mean cosine similarity of {last.cosine:.4f})"

@@ -4,6 +4,7 @@ Parameters are counted on the meta device. Memory of activations is what autogra
 (no arithmetic, no memory). The signal is measured: one forward and one backward pass at initialisation.
 """
 
+import math
 from collections.abc import Callable, Iterable
 from dataclasses import asdict, dataclass, field
 from typing import Any
@@ -12,8 +13,9 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
-from skipless.config import BlockConfig, GainConfig, ModelConfig
+from skipless.config import BlockConfig, GainConfig, MapConfig, ModelConfig
 from skipless.machine import check_memory
+from skipless.nn.attention import Attention, is_identity
 from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm
 from skipless.nn.model import LOSS_ROWS, CausalLM, MaskedLM
 
@@ -58,8 +60,9 @@ class Inspection:
         return sum(self.parameters.values())
 
     def as_dict(self) -> dict[str, Any]:
-        """For JSON."""
-        return {**asdict(self), "total_parameters": self.total_parameters}
+        """For JSON, with null for what is not a finite number."""
+        signal = [{k: v if math.isfinite(v) else None for k, v in asdict(layer).items()} for layer in self.signal]
+        return {**asdict(self), "total_parameters": self.total_parameters, "signal": signal}
 
 
 def inspect(
@@ -90,14 +93,19 @@ def inspect(
 
 def count_parameters(cfg: ModelConfig) -> dict[str, int]:
     """Trainable parameters by part, from the model itself."""
-    with torch.device("meta"):
-        model = CausalLM(cfg)
+    model = _on_meta(cfg)
     counts = dict.fromkeys(["embedding", "positions", "query, key", "value, projection", "MLP", "norms", "gains"], 0)
     for path, module in model.named_modules():
         for name, parameter in module.named_parameters(recurse=False):
             part = _part(path, module, name)
             counts[part] = counts.get(part, 0) + parameter.numel()
     return counts
+
+
+def _on_meta(cfg: ModelConfig) -> CausalLM:
+    """The model without its memory."""
+    with torch.device("meta"):
+        return CausalLM(cfg)
 
 
 def _part(path: str, module: nn.Module, name: str) -> str:
@@ -130,13 +138,12 @@ def flops_per_token(cfg: ModelConfig) -> dict[str, float]:
     Two for each weight of a matrix, and 4·T·d a layer for scores and mixing, over all T keys as a fused kernel without
     causal skipping counts them. Training is three times the forward pass: the backward makes two products of each one.
     """
-    with torch.device("meta"):
-        model = CausalLM(cfg.replace(tie_embeddings=True))
+    model = _on_meta(cfg.replace(tie_embeddings=True))
     matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
     reparameterised = [module for module in model.modules() if isinstance(module, ReparamLinear)]
     matrices += sum(m.width**2 for m in reparameterised if m.w_init is not None or m.delta is not None)
     head = cfg.vocab_size * cfg.d_model
-    mixing = 4 * cfg.max_seq_len * cfg.d_model * cfg.n_layer
+    mixing = 4 * cfg.max_seq_len * cfg.d_model * sum(isinstance(module, Attention) for module in model.modules())
     forward = 2 * (matrices + head) + mixing
     return {"forward": float(forward), "training": 3.0 * forward}
 
@@ -147,12 +154,13 @@ def flops_per_token(cfg: ModelConfig) -> dict[str, float]:
 def training_memory(cfg: ModelConfig, batch_size: int, *, causal: bool = True) -> dict[str, int]:
     """Bytes for a float32 step with AdamW: weights, gradients, both moments, activations, a chunk of logits."""
     parameters = sum(count_parameters(cfg).values())
+    fixed = sum(buffer.numel() for buffer in _on_meta(cfg).buffers())
     # the first layer may differ from the others, so the slope is taken between two and three layers
     two, three = (_saved_bytes(cfg.replace(n_layer=n), batch_size, causal=causal) for n in (2, 3))
     activations = max(two + (cfg.n_layer - 2) * (three - two), 0)
     rows = min(LOSS_ROWS, batch_size * cfg.max_seq_len)
     parts = {
-        "weights": FLOAT * parameters,
+        "weights": FLOAT * (parameters + fixed),
         "gradients": FLOAT * parameters,
         "optimiser": 2 * FLOAT * parameters,
         "activations": activations,
@@ -189,8 +197,8 @@ def saved_bytes(run: Callable[[], Tensor], weights: Iterable[Tensor]) -> int:
 
 def decoding_memory(cfg: ModelConfig, context: int) -> dict[str, int]:
     """Bytes for float32 decoding of one sequence: weights, and a cache of keys and values for `context` tokens."""
-    weights = FLOAT * sum(count_parameters(cfg).values())
-    cache = FLOAT * 2 * cfg.d_model * cfg.n_layer * context
+    weights = FLOAT * sum(tensor.numel() for tensor in _on_meta(cfg).state_dict().values())
+    cache = FLOAT * 2 * cfg.d_model * cfg.n_layer * context if cfg.block.beta_sa else 0
     return {"weights": weights, "cache": cache, "total": weights + cache}
 
 
@@ -234,7 +242,7 @@ def mean_cosine(x: Tensor) -> float:
     unit = torch.nn.functional.normalize(x.double(), dim=-1)
     length = x.shape[1]
     if length < 2:
-        return 1.0
+        return math.nan
     pairs = unit.sum(1).square().sum(-1) - unit.square().sum((1, 2))  # (B,)
     return (pairs / (length * (length - 1))).mean().item()
 
@@ -260,11 +268,20 @@ def _norm_name(block: BlockConfig) -> list[str]:
 
 
 def _attention_name(block: BlockConfig) -> str:
-    matrix = {"softmax": "A", "v-skipinit": "(αI + βA)", "shaped": "(αI + βA − γC)"}[block.mixing]
-    maps = {"dense": " {}", "reparam": " (αW₀+βΔ{})", "identity": ""}
-    value = maps[block.value.kind].format("W^V")
-    projection = maps[block.projection.kind].format("W^P")
-    return f"MHA[ {matrix} X{value}{projection} ]"
+    matrix = "A"
+    if block.mixing != "softmax":
+        identity, centring = (
+            ("αI + " if block.alpha else ""),
+            (" − γC" if block.mixing == "shaped" and block.gamma else ""),
+        )
+        matrix = f"({identity}βA{centring})"
+    return f"MHA[ {matrix} X{_map_name(block.value, 'W^V')}{_map_name(block.projection, 'W^P')} ]"
+
+
+def _map_name(part: MapConfig, name: str) -> str:
+    if is_identity(part):
+        return ""
+    return f" {name}" if part.kind == "dense" else f" (αW₀+βΔ{name})"
 
 
 def _mlp_name(block: BlockConfig) -> str:
@@ -276,7 +293,7 @@ def _gain_name(gain: GainConfig | None, symbol: str) -> list[str]:
     """`·β` for a gain that does something: trainable, or fixed at another value than 1."""
     if gain is None or (gain.init == 1 and not gain.trainable):
         return []
-    return [f"·{symbol}" if gain.trainable else f"·{gain.init:g}"]
+    return [f"·{symbol}" if gain.trainable else f"·{'depth' if gain.init == 'depth' else f'{gain.init:g}'}"]
 
 
 def _draw_sequential(block: BlockConfig) -> str:
@@ -309,7 +326,10 @@ def _draw_parallel(block: BlockConfig) -> str:
     start = f" x ─{'┬' if block.alpha_comb else '─'}─{norm}"
     pad = " " * len(start)
     above, beside = (f" {text} ".ljust(width + 2, "─") for text in (top, bottom))
-    lines = [f"{pad}┌─{above}─┐", f"{start}┴─{beside}(+)─ out"]
+    if top and bottom:
+        lines = [f"{pad}┌─{above}─┐", f"{start}┴─{beside}(+)─ out"]
+    else:
+        lines = [f"{start}──{above if top else beside}(+)─ out"]
     if block.alpha_comb:
         skip = "".join(_gain_name(block.alpha_comb, "α_comb")).center(len(start) + width, "─")
         lines.append(f"    └{skip}┘")
@@ -325,8 +345,10 @@ def removed(block: BlockConfig) -> list[str]:
     else:
         absent += ["sequential sub-blocks", "second norm"] if block.norm != "none" else ["sequential sub-blocks"]
         absent += ["one skip"] if block.alpha_comb else ["both skips"]
-    kept_first = " (but in layer 1)" if block.first_value and block.first_value.kind != "identity" else ""
-    absent += [f"W^V{kept_first}"] if block.value.kind == "identity" else []
-    absent += ["W^P"] if block.projection.kind == "identity" else []
+    kept_first = " (but in layer 1)" if block.first_value and not is_identity(block.first_value) else ""
+    absent += [f"W^V{kept_first}"] if is_identity(block.value) else []
+    absent += ["W^P"] if is_identity(block.projection) else []
     absent += ["norms"] if block.norm == "none" else []
+    absent += ["attention"] if block.beta_sa is None else []
+    absent += ["MLP"] if block.beta_ff is None else []
     return absent

@@ -6,7 +6,7 @@ from torch.utils.flop_counter import FlopCounterMode
 
 from skipless import BLOCKS, CausalLM, MaskedLM, ModelConfig
 from skipless.config import parse_block
-from skipless.display import COLLAPSED
+from skipless.display import COLLAPSED, number
 from skipless.inspect import (
     count_parameters,
     draw,
@@ -35,7 +35,9 @@ def test_parts_add_up(name):
         assert counts["value, projection"] == 0
 
 
-@pytest.mark.parametrize("name", ["pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "bert-sas", "fig3-orthogonal-0"])
+@pytest.mark.parametrize(
+    "name", ["pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "bert-sas", "fig3-orthogonal-0", "mlp-only"]
+)
 def test_flops_are_those_that_torch_counts(name):
     cfg = ModelConfig(block=VARIANTS[name], n_layer=3, d_model=32, n_head=2, vocab_size=64, max_seq_len=24)
     model, ids = CausalLM(cfg), torch.randint(64, (2, 24))
@@ -123,6 +125,13 @@ def test_removed_parts():
     assert removed(BLOCKS["sas"]) == ["attention skip", "W^V (but in layer 1)", "W^P"]
     assert "norms" in removed(BLOCKS["sas-p-nonorm"])
     assert "both skips" in removed(BLOCKS["sas-p"])
+    assert "MLP" in removed(VARIANTS["attention-only"])
+    assert removed(VARIANTS["fig3-identity-0"]) == ["attention skip", "W^V", "W^P"]
+
+
+def test_numbers_for_people():
+    shown = [number(value) for value in (0, 999.6, 999_999, 145_173_422, 2.5e12)]
+    assert shown == ["0", "1k", "1M", "145M", "2.5T"]
 
 
 def test_inspection_as_json_is_complete():

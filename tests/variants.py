@@ -60,6 +60,9 @@ APPENDIX: dict[str, BlockConfig] = {
     "qk-norm-pre-ln": BLOCKS["pre-ln"].replace(qk_norm=True, norm="layernorm"),
     "sas-nonorm": BLOCKS["sas"].replace(norm="none"),
     "attention-only": BLOCKS["sas"].replace(beta_ff=None),
+    "mlp-only": BLOCKS["parallel"].replace(beta_sa=None),
+    "fixed-depth-gain": BLOCKS["sas-p"].replace(beta_ff=GainConfig(init="depth")),
+    "bias-sas": BLOCKS["sas"].replace(bias=True, first_value=MapConfig(kind="dense")),
     "naive": BLOCKS["pre-ln"].replace(alpha_sa=None),
 }
 

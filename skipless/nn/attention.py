@@ -124,13 +124,17 @@ def identity(x: Tensor) -> Tensor:
 
 def make_map(cfg: ModelConfig, part: MapConfig) -> Callable[[Tensor], Tensor]:
     """W^V or W^P: a linear layer, equation 6, or nothing."""
-    if part.kind == "identity":
+    if is_identity(part):
         return identity
     if part.kind == "dense":
         return nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.block.bias)
-    if part.init == "identity" and part.alpha == FIXED and part.beta is None:
-        return identity
     return ReparamLinear(cfg, part)
+
+
+def is_identity(part: MapConfig) -> bool:
+    """Whether a map does nothing: it was taken out, or is fixed at 1·I + 0·ΔW."""
+    fixed = part.kind == "reparam" and part.init == "identity" and part.alpha == FIXED and part.beta is None
+    return part.kind == "identity" or fixed
 
 
 def as_linear(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
@@ -201,7 +205,9 @@ class Attention(nn.Module):
         whole = (weights.reshape(batch, heads * new, length) @ inputs).view(batch, heads, new, -1)
         value = as_linear(self.value)
         assert isinstance(value, nn.Linear)
-        return whole @ value.weight.unflatten(0, (heads, -1)).mT  # (B, H, t, d) · (H, d, D)
+        mixed = whole @ value.weight.unflatten(0, (heads, -1)).mT  # (B, H, t, d) · (H, d, D)
+        # rows of A add up to 1, so a bias of the values comes through as it is
+        return mixed if value.bias is None else mixed + value.bias.view(heads, 1, -1)
 
     def scale_output(self, gain: Scale) -> bool:
         """Multiply a gain into W^P, or where there is none into the gains of the mixing; false if there are neither."""
@@ -225,4 +231,4 @@ def explicit_form(model: nn.Module) -> Iterator[None]:
         yield
     finally:
         for mixing in mixings:
-            del mixing.forward
+            vars(mixing).pop("forward", None)  # an outer context may have done it

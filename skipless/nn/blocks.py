@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, d width.
 import torch
 from torch import Tensor, nn
 
-from skipless.config import BLOCKS, ModelConfig
+from skipless.config import BLOCKS, GainConfig, ModelConfig
 from skipless.nn.attention import Attention, as_linear
 from skipless.nn.cache import Past
 from skipless.nn.layers import (
@@ -51,11 +51,11 @@ class SequentialBlock(WithGains):
         super().__init__()
         block = cfg.block
 
-        def norm_if(position: str) -> nn.Module:
-            return make_norm(block, cfg.d_model) if block.norm_position == position else nn.Identity()
+        def norm_if(position: str, branch: GainConfig | None) -> nn.Module:
+            return make_norm(block, cfg.d_model) if branch and block.norm_position == position else nn.Identity()
 
-        self.norm_sa, self.post_norm_sa = norm_if("pre"), norm_if("post")
-        self.norm_ff, self.post_norm_ff = norm_if("pre"), norm_if("post")
+        self.norm_sa, self.post_norm_sa = norm_if("pre", block.beta_sa), norm_if("post", block.beta_sa)
+        self.norm_ff, self.post_norm_ff = norm_if("pre", block.beta_ff), norm_if("post", block.beta_ff)
         self.attention = Attention(cfg, layer) if block.beta_sa else nothing
         self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else nothing
         self.add_gains(cfg.n_layer, alpha_sa=block.alpha_sa, beta_sa=block.beta_sa)

@@ -147,6 +147,8 @@ class Cache:
         """Make room for new tokens; the first ones may be padded on the left."""
         if ids.shape[0] != self.batch_size:
             raise UserError(f"the cache is for {self.batch_size} sequences, got {ids.shape[0]}")
+        if ids.shape[1] == 0:
+            raise UserError("there is no new token")
         if self.length + ids.shape[1] > self.max_len:
             raise UserError(
                 f"the cache holds {self.max_len} tokens: {self.length} are there and {ids.shape[1]} more do not fit"

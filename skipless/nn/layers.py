@@ -22,8 +22,11 @@ class WithGains(nn.Module):
 
     initial_gains: dict[str, float]
 
-    def add_gains(self, n_layer: int, shape: tuple[int, ...] = (), **gains: GainConfig | None) -> None:
-        """Each gain as an attribute: a parameter if it is trainable, else a number, or None."""
+    def add_gains(self, n_layer: int, shape: tuple[int, ...] = (1,), **gains: GainConfig | None) -> None:
+        """Each gain as an attribute: a parameter if it is trainable, else a number, or None.
+
+        A parameter has at least one axis, for FSDP cannot shard one that has none.
+        """
         self.initial_gains = getattr(self, "initial_gains", {})
         for name, cfg in gains.items():
             value = None if cfg is None else cfg.at_depth(n_layer)
@@ -164,6 +167,7 @@ class ReparamLinear(WithGains):
     alpha: Scale
     beta: Scale
     w_init: Tensor | None
+    like: Tensor
 
     def __init__(self, cfg: ModelConfig, part: MapConfig) -> None:
         super().__init__()
@@ -172,11 +176,11 @@ class ReparamLinear(WithGains):
         needs_init = part.alpha is not None and part.init != "identity"
         self.register_buffer("w_init", torch.empty(width, width) if needs_init else None)
         self.delta = None if part.beta is None else nn.Parameter(torch.zeros(width, width))
+        self.register_buffer("like", torch.empty(0), persistent=False)  # knows the type and the device
 
     def matrix(self) -> Tensor:
         """W, as (out, in): the explicit form of equation 6."""
-        like = self.w_init if self.w_init is not None else self.delta if self.delta is not None else self.alpha
-        eye = torch.eye(self.width).to(like) if isinstance(like, Tensor) else torch.eye(self.width)
+        eye = torch.eye(self.width, dtype=self.like.dtype, device=self.like.device)
         return weighted_sum((self.alpha, eye if self.w_init is None else self.w_init), (self.beta, self.delta))
 
     def forward(self, x: Tensor) -> Tensor:

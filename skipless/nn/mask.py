@@ -4,7 +4,8 @@ C is the attention matrix A with every query-key product set to zero: C = softma
 everything that depends on the mask lives here, twice:
 
 - explicit: `bias` is M, `centring` is C, both as (T, T) matrices. The readable statement; used by tests and plots.
-- fast: `attend` is A·V through PyTorch's fused attention and `mean` is C·V in O(T·d). Neither makes a (T, T) matrix.
+- fast: `attend` is A·V through PyTorch's fused attention and `mean` is C·V in O(T·d). Neither makes a (T, T) matrix;
+  where fused attention has to be given the mask itself, at most 256 rows of it are made at a time.
 
 Shapes: B batch, H heads, T tokens, D width of a head. A leading 1 stands for "the same for all".
 """

@@ -51,11 +51,14 @@ class Transformer(nn.Module):
         """What the head sees: (B, T) token ids → (B, T, d).
 
         `attention_mask` (B, T) is true, or 1, where a token is real; padding may stand on either side and changes
-        nothing for the real tokens. `documents` (B, T) numbers the documents packed into a row: they do not see each
-        other, and positions count from each one's start.
+        nothing for the real tokens. (In the midst of a row as well, but for ALiBi, whose distances count it where the
+        row is not reordered: in an encoder and among packed documents.) `documents` (B, T) numbers the documents packed
+        into a row: they do not see each other, and positions count from each one's start.
         """
         self._check(ids)
-        padding = None if attention_mask is None else attention_mask.bool()
+        padding = as_padding(attention_mask)
+        if documents is not None:  # each run of one number is a document, also where a number comes again
+            documents = F.pad((documents[:, 1:] != documents[:, :-1]).long(), (1, 0)).cumsum(-1)
         alibi = alibi_slopes(self.config.n_head, ids.device) if self.config.positions == "alibi" else None
         mask = Mask(self.causal, padding, documents, alibi)
         mask.check(*ids.shape)
@@ -88,7 +91,9 @@ class Transformer(nn.Module):
             raise IndexError(f"token ids must lie in 0…{self.config.vocab_size - 1}, got {low}…{high}") from None
 
     def _check(self, ids: Tensor) -> None:
-        if ids.ndim != 2 or ids.is_floating_point():
+        if not isinstance(ids, Tensor):
+            raise UserError(f"ids must be a tensor of (batch, tokens) integers, got {type(ids).__name__}")
+        if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
             raise UserError(f"ids must be (batch, tokens) integers, got {tuple(ids.shape)} of {ids.dtype}")
         if ids.shape[1] > self.config.max_seq_len:
             raise UserError(f"a sequence of {ids.shape[1]} tokens is longer than max_seq_len {self.config.max_seq_len}")
@@ -129,10 +134,11 @@ class _LanguageModel(Transformer):
 
     def token_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy of (N, d) hidden states against (N,) labels, a chunk of logits at a time."""
-        # the chunked form makes its gradients by hand, which torch.compile cannot trace
+        hidden = hidden.to(self.head_weight.dtype)  # under autocast a bfloat16 stream would make a bfloat16 loss
+        # the chunked form makes its gradients by hand, which torch.compile and torch.func cannot trace
         chunked = hidden.shape[0] > LOSS_ROWS and not torch.compiler.is_compiling()
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_ROWS) if chunked else None
-        return F.linear_cross_entropy(hidden, self.head_weight, labels, ignore_index=IGNORED, options=options)
+        return F.linear_cross_entropy(hidden, self.head_weight, labels.long(), ignore_index=IGNORED, options=options)
 
     def _check_labels(self, ids: Tensor, labels: Tensor) -> None:
         if labels.shape != ids.shape:
@@ -171,7 +177,7 @@ class CausalLM(_LanguageModel):
     def remember(self, ids: Tensor, cache: Cache, attention_mask: Tensor | None = None) -> Tensor:
         """What the head sees of new tokens that follow a cache: (B, t) → (B, t, d)."""
         self._check(ids)
-        padding = None if attention_mask is None else attention_mask.bool()
+        padding = as_padding(attention_mask)
         Mask(True, padding).check(*ids.shape)
         cache.begin(ids, padding)
         if padding is None:
@@ -190,7 +196,10 @@ class CausalLM(_LanguageModel):
         attention_mask: Tensor | None = None,
         documents: Tensor | None = None,
     ) -> Tensor:
-        """Mean cross-entropy; `labels[t]` is the target at position t (already shifted), −100 is ignored."""
+        """Mean cross-entropy; `labels[t]` is the target at position t (already shifted), −100 is ignored.
+
+        With no label that counts it is not a number, as in PyTorch.
+        """
         self._check_labels(ids, labels)
         hidden = self.hidden(ids, attention_mask, documents)
         return self.token_loss(hidden.flatten(0, 1), labels.flatten())
@@ -214,6 +223,8 @@ class MaskedLM(_LanguageModel):
         if not torch.compiler.is_compiling():  # a compiled graph has fixed shapes; there −100 is skipped by the loss
             masked = (labels != IGNORED).nonzero().squeeze(-1)
             hidden, labels = hidden[masked], labels[masked]
+            if not len(masked):
+                return hidden.sum()  # nothing was asked: zero, with a gradient of zero
         return self.token_loss(hidden, labels)
 
 
@@ -234,17 +245,28 @@ class SequenceClassifier(Transformer):
     def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, T) → (B, num_labels)."""
         hidden = self.hidden(ids, attention_mask)
-        real = torch.ones_like(ids) if attention_mask is None else attention_mask
-        real = real.to(hidden.dtype)[..., None]
+        padding = as_padding(attention_mask)
+        real = (torch.ones_like(ids) if padding is None else padding).to(hidden.dtype)[..., None]
         pooled = (hidden * real).sum(1) / real.sum(1).clamp(min=1)  # (B, d)
         return self.classifier(self.dropout(torch.tanh(self.pooler(pooled))))
 
     def loss(self, ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Cross-entropy of (B,) labels, or with `num_labels` 1 the mean squared error."""
-        logits = self(ids, attention_mask)
+        logits = self.forward(ids, attention_mask)
+        if labels.shape != ids.shape[:1]:
+            raise UserError(f"labels must be ({ids.shape[0]},), one for each sequence, got {tuple(labels.shape)}")
         if self.num_labels == 1:
             return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
         return F.cross_entropy(logits, labels)
+
+
+def as_padding(attention_mask: Tensor | None) -> Tensor | None:
+    """(B, T) bool, true where a token is real."""
+    if attention_mask is not None and attention_mask.is_floating_point():
+        raise UserError(
+            f"attention_mask must be bool, or integers 1 for real tokens and 0 for padding, got {attention_mask.dtype}"
+        )
+    return None if attention_mask is None else attention_mask.bool()
 
 
 # --------------------------------------------------------------------- initialisation

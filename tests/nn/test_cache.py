@@ -143,7 +143,7 @@ def test_bad_use():
     with pytest.raises(ValueError, match="for 2 sequences, got 1"):
         model(ids[:1, :1], cache=cache)
     with pytest.raises(ValueError, match="first tokens of a cache"):
-        model(ids[:, :1], attention_mask=torch.ones(2, 1), cache=cache)
+        model(ids[:, :1], attention_mask=torch.ones(2, 1, dtype=torch.long), cache=cache)
     with pytest.raises(ValueError, match="documents"):
         model(ids[:, :1], documents=torch.ones(2, 1), cache=cache)
     for wrong in (0, 49):

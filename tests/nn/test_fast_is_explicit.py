@@ -132,6 +132,17 @@ class LargestTensor(TorchDispatchMode):
         return out
 
 
+def test_alibi_rows_are_made_a_few_at_a_time():
+    """With many heads too, the largest tensor grows with T and not with T²."""
+    sizes = []
+    for length in (4 * QUERY_BLOCK, 8 * QUERY_BLOCK):
+        model = small("sas", n_layer=1, d_model=24, n_head=12, max_seq_len=length)
+        with LargestTensor() as largest:
+            run(model, torch.randn(1, length, 24), Mask(True, alibi=alibi_slopes(12)), torch.ones(1))
+        sizes.append(largest.numel)
+    assert sizes[1] <= 2.1 * sizes[0]
+
+
 @pytest.mark.parametrize("kind", MASKS)
 def test_fast_form_makes_no_square_matrix(kind):
     """No operation of the forward or the backward returns as many elements as one (T, T) matrix."""

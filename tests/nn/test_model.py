@@ -6,11 +6,19 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from skipless import BLOCKS, BlockConfig, CausalLM, MaskedLM, ModelConfig, SequenceClassifier
+from skipless import BLOCKS, BlockConfig, CausalLM, GainConfig, MaskedLM, ModelConfig, SequenceClassifier
+from skipless.config import parse_block
+from skipless.machine import check_cpu_bf16
 from skipless.nn import init_weights
 from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm, WithGains
 from tests.nn.test_fast_is_explicit import disturbed
 from tests.variants import VARIANTS
+
+BF16_PROBLEM = None
+try:
+    check_cpu_bf16()
+except ValueError as error:
+    BF16_PROBLEM = str(error)
 
 SKIPLESS = ["v-skipinit", "sas", "sas-p", "sas-p-nonorm"]
 
@@ -275,6 +283,10 @@ def test_gains_are_known():
         ({"block": "parallel:norm_position=post"}, "sequential layout only"),
         ({"block": "pre-ln:alpha_sa=0,beta_sa=0"}, "no output"),
         ({"block": "pre-ln:mlp=glu", "d_ff": 33}, "must be even"),
+        ({"block": "pre-ln:alpha=0.5"}, "the skips are alpha_sa"),
+        ({"block": "v-skipinit:gamma=0.5"}, "gamma belongs to mixing 'shaped'"),
+        ({"block": "sas:beta=null"}, "no attention"),
+        ({"d_model": 2_000_000, "n_head": 1}, "less than or equal to 1000000"),
     ],
 )
 def test_bad_configurations(changes, message):
@@ -300,7 +312,11 @@ def test_bad_tensors():
         with pytest.raises(IndexError, match=r"token ids must lie in 0…31, got"):
             model(torch.full((1, 2), wrong))
     with pytest.raises(ValueError, match=r"attention_mask must have the shape of the ids, \(2, 8\), got \(2, 7\)"):
-        model(ids, attention_mask=torch.ones(2, 7))
+        model(ids, attention_mask=torch.ones(2, 7, dtype=torch.long))
+    with pytest.raises(ValueError, match=r"1 for real tokens and 0 for padding, got torch\.float32"):
+        model(ids, attention_mask=torch.ones(2, 8))
+    with pytest.raises(ValueError, match="got list"):
+        model(ids.tolist())
     with pytest.raises(ValueError, match="documents must have the shape"):
         model(ids, documents=torch.ones(1, 8))
     with pytest.raises(ValueError, match="labels must have the shape"):
@@ -311,6 +327,41 @@ def test_bad_tensors():
         model(ids[0])
     with pytest.raises(ValueError, match="num_labels"):
         SequenceClassifier(model.config, num_labels=0)
+    with pytest.raises(ValueError, match=r"labels must be \(2,\), one for each sequence, got \(2, 1\)"):
+        SequenceClassifier(model.config, num_labels=1).loss(ids, torch.ones(2, 1))
+
+
+def test_gains_by_number_text_and_file():
+    """The same rule everywhere: a number changes the value of a gain and leaves it as trainable as it was."""
+    sas, trained = BLOCKS["sas"], GainConfig(init=0.2, trainable=True)
+    for changed in (
+        sas.replace(beta_ff=0.2),
+        sas.override({"beta_ff": "2e-1"}),
+        sas.merge({"beta_ff": 0.2}),
+        sas.merge({"beta_ff": {"init": 0.2}}),
+        parse_block("sas:beta_ff=2e-1"),
+    ):
+        assert changed.beta_ff == trained
+    assert parse_block("pre-ln:beta_ff=depth").beta_ff == GainConfig(init="depth")
+    for nothing in (0, "0", None, {"init": "0"}, {"init": 0, "trainable": "no"}, GainConfig(init=0)):
+        assert BlockConfig(alpha_sa=nothing).alpha_sa is None
+    with pytest.raises(ValueError, match="beta_ff"):
+        sas.replace(beta_ff=True)
+
+
+def test_autocast_loss_is_float32():
+    for name in BLOCKS:
+        model, ids = tiny(name), torch.randint(32, (2, 9))
+        with torch.autocast("cpu", torch.bfloat16, enabled=not BF16_PROBLEM):
+            assert model.loss(ids, ids).dtype == torch.float32, name
+
+
+def test_nothing_masked_is_no_loss():
+    model, ids = tiny("sas", MaskedLM), torch.randint(32, (2, 9))
+    loss = model.loss(ids, torch.full_like(ids, -100))
+    loss.backward()
+    assert loss.item() == 0
+    assert all(p.grad is None or (p.grad == 0).all() for p in model.parameters())
 
 
 def test_reparameterised_map_is_equation_6():

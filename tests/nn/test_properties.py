@@ -106,6 +106,13 @@ def test_packed_documents_do_not_see_each_other(lengths, kind, block, positions)
     torch.testing.assert_close(together, apart, rtol=0, atol=1e-10)
 
 
+def test_a_number_that_comes_again_is_another_document():
+    lm = model(CausalLM, "sas-p")
+    ids = torch.randint(V, (1, 12))
+    again, other = torch.tensor([[0] * 4 + [1] * 4 + [0] * 4]), torch.tensor([[7] * 4 + [3] * 4 + [9] * 4])
+    assert torch.equal(lm(ids, documents=again), lm(ids, documents=other))
+
+
 def test_packed_and_padded_at_once():
     lm = model(CausalLM, "sas-p")
     a, b = torch.randint(V, (1, 5)), torch.randint(V, (1, 7))
