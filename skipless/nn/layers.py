@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skipless.config import BlockConfig, GainConfig, MapConfig, ModelConfig
+from skipless.nn.fast import rms_norm
 
 Scale = nn.Parameter | float | None
 """A gain at run time: trainable, fixed, or None for a branch that is not there."""
@@ -89,7 +90,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return F.rms_norm(x, self.weight.shape, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"

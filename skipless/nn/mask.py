@@ -69,6 +69,11 @@ class Mask:
 
     # -------------------------------------------------------------------- fast form
 
+    @property
+    def only_causal(self) -> bool:
+        """Whether each token sees all before it, alike."""
+        return self.causal and self.padding is None and self.documents is None and self.alibi is None
+
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A·V for (B, H, T, D) queries, keys and values."""
         if self.documents is None and self.alibi is None and (self.padding is None or not self.causal):
