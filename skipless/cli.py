@@ -3,6 +3,7 @@
 Nothing heavy is imported before a command runs, so that `skipless --help` is quick.
 """
 
+import errno
 import json
 import sys
 from collections.abc import Sequence
@@ -27,6 +28,8 @@ CLICK_ERROR = next(kind for kind in typer.BadParameter.__mro__ if kind.__name__ 
 """The base class of what typer raises for a wrong command line; typer carries its own copy of click."""
 
 BAD_INPUT = 2
+STOPPED = 3
+NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAX_SEED = 2**62
 
 
@@ -42,6 +45,12 @@ def run(arguments: list[str]) -> int:
     except UserError as error:
         _fail(str(error))
         return getattr(error, "status", BAD_INPUT)
+    except BrokenPipeError:  # whoever read what is printed has seen enough
+        sys.stdout = None
+        return 141
+    except OSError as error:  # a path that cannot be, a folder without permission, a full disk
+        _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
+        return STOPPED if error.errno in NO_ROOM else BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
         _fail("stopped before training began; nothing was lost")
         return 130
@@ -105,10 +114,10 @@ def _resolve(
     from skipless.config import load_yaml, parse_overrides
     from skipless.experiments.recipes import recipe as make
 
-    cfg = make(recipe, block or "sas-p")
+    cfg = make(recipe, "sas-p" if block is None else block)
     if config:
         cfg = cfg.merge(load_yaml(config))
-    if config and block:
+    if config and block is not None:
         cfg = cfg.override({"model.block": block})
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
     if "train.tokens" in changes or "train.minutes" in changes:
@@ -188,8 +197,8 @@ def train(
     }
     cfg = _resolve(recipe, config, block, given, settings)
     trackers = [] if track == "none" else [one.strip() for one in track.split(",")]
-    name = name or f"{(block or 'sas-p').split(':')[0]}-{cfg.digest}"
-    if Path(name).name != name or name.startswith("."):
+    name = f"{(block or 'sas-p').split(':')[0]}-{cfg.digest}" if name is None else name
+    if not name or Path(name).name != name or name.startswith("."):
         raise UserError(f"a run's name is the name of a folder, got {name!r}; --runs says where it lies")
 
     from rich.console import Console

@@ -88,6 +88,17 @@ def _set(tree: dict[str, Any], path: str, value: Any) -> None:
     tree[last] = _laid_over(tree.get(last), value) if not isinstance(value, dict) else value
 
 
+def _unicode(text: str) -> str:
+    try:
+        text.encode()
+    except UnicodeEncodeError:
+        raise ValueError("text must be Unicode, and this holds half a character") from None
+    return text
+
+
+Text = Annotated[str, AfterValidator(_unicode)]
+
+
 class GainConfig(Config):
     """A scalar weight on a branch. A bare number makes a fixed one; a gain fixed at 0 is no branch at all."""
 
@@ -418,18 +429,18 @@ class ModelConfig(Config):
 class DataConfig(Config):
     """A corpus: where its text comes from, how it is tokenised, and how the tokens are cut into rows."""
 
-    source: str = Field(
+    source: Text = Field(
         "python-stdlib",
         description="`python-stdlib`, `files:GLOB`, `jsonl:PATH#field` (also .gz, .zst), or "
         "`hf:DATASET[:config][@split]#field`.",
     )
-    valid_source: str | None = Field(
+    valid_source: Text | None = Field(
         None, description="A source of held-out text; if not given, a part of the source's documents is held out."
     )
     valid_fraction: float = Field(
         0.02, ge=0, lt=1, description="Share of the documents that is held out, chosen by their content."
     )
-    tokenizer: str = Field(
+    tokenizer: Text = Field(
         "bpe",
         min_length=1,
         description="`bpe` (byte-level) or `wordpiece`, trained on the corpus; the path of a tokenizer.json; or a "
@@ -499,13 +510,13 @@ class TrainConfig(Config):
     precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
         "auto", description="auto: bf16 on a GPU, fp32 on a CPU."
     )
-    device: str = Field("auto", description="auto: an accelerator if there is one.")
+    device: Text = Field("auto", description="auto: an accelerator if there is one.")
     compile: Literal["off", "block", "model"] = Field("off", description="What torch.compile is given.")
 
     eval_every: int = Field(200, ge=0, description="Steps between evaluations; 0: only at the end.")
     eval_rows: int = Field(256, ge=1, description="Held-out sequences in an evaluation during training.")
     sample_every: int = Field(500, ge=0, description="Steps between text samples; 0: none.")
-    sample_prompt: str = Field("def ", description="What the samples begin with.")
+    sample_prompt: Text = Field("def ", description="What the samples begin with.")
     save_every: int = Field(500, ge=1, description="Steps between checkpoints.")
     keep_last: int = Field(2, ge=1, description="Newest checkpoints kept, besides the best.")
     log_every: int = Field(10, ge=1, description="Steps between lines of metrics.")

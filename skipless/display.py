@@ -106,17 +106,7 @@ def _verdict(one: Inspection) -> str:
 
 def show_summaries(summaries: Sequence["Summary"]) -> None:
     """Runs side by side."""
-    head = [
-        "run",
-        "parameters",
-        "steps",
-        "tokens",
-        "training loss",
-        "held-out loss",
-        "bits per byte",
-        "tokens/s",
-        "time",
-    ]
+    head = ["run", "params", "steps", "tokens", "train", "held-out", "bits/byte", "tok/s", "time"]
     rows = [
         [
             one.name,

@@ -132,8 +132,8 @@ def _part(path: str, module: nn.Module, name: str) -> str:
 # ------------------------------------------------------------------------------ FLOPs
 
 
-def flops_per_token(cfg: ModelConfig) -> dict[str, float]:
-    """Floating-point operations of the matrix products for one token in a sequence of `max_seq_len`.
+def flops_per_token(cfg: ModelConfig, length: int | None = None) -> dict[str, float]:
+    """Floating-point operations of the matrix products for one token in a sequence of `length`, or `max_seq_len`.
 
     Two for each weight of a matrix, and 4·T·d a layer for scores and mixing, over all T keys as a fused kernel without
     causal skipping counts them. Training is three times the forward pass: the backward makes two products of each one.
@@ -143,7 +143,9 @@ def flops_per_token(cfg: ModelConfig) -> dict[str, float]:
     reparameterised = [module for module in model.modules() if isinstance(module, ReparamLinear)]
     matrices += sum(m.width**2 for m in reparameterised if m.w_init is not None or m.delta is not None)
     head = cfg.vocab_size * cfg.d_model
-    mixing = 4 * cfg.max_seq_len * cfg.d_model * sum(isinstance(module, Attention) for module in model.modules())
+    mixing = (
+        4 * (length or cfg.max_seq_len) * cfg.d_model * sum(isinstance(module, Attention) for module in model.modules())
+    )
     forward = 2 * (matrices + head) + mixing
     return {"forward": float(forward), "training": 3.0 * forward}
 
@@ -151,14 +153,20 @@ def flops_per_token(cfg: ModelConfig) -> dict[str, float]:
 # ----------------------------------------------------------------------------- memory
 
 
-def training_memory(cfg: ModelConfig, batch_size: int, *, causal: bool = True) -> dict[str, int]:
-    """Bytes for a float32 step with AdamW: weights, gradients, both moments, activations, a chunk of logits."""
+def training_memory(
+    cfg: ModelConfig, batch_size: int, *, causal: bool = True, length: int | None = None
+) -> dict[str, int]:
+    """Bytes for a float32 step with AdamW: weights, gradients, both moments, activations, a chunk of logits.
+
+    Sequences have `length` tokens, or `max_seq_len`.
+    """
+    length = length or cfg.max_seq_len
     parameters = sum(count_parameters(cfg).values())
     fixed = sum(buffer.numel() for buffer in _on_meta(cfg).buffers())
     # the first layer may differ from the others, so the slope is taken between two and three layers
-    two, three = (_saved_bytes(cfg.replace(n_layer=n), batch_size, causal=causal) for n in (2, 3))
+    two, three = (_saved_bytes(cfg.replace(n_layer=n), (batch_size, length), causal=causal) for n in (2, 3))
     activations = max(two + (cfg.n_layer - 2) * (three - two), 0)
-    rows = min(LOSS_ROWS, batch_size * cfg.max_seq_len)
+    rows = min(LOSS_ROWS, batch_size * length)
     parts = {
         "weights": FLOAT * (parameters + fixed),
         "gradients": FLOAT * parameters,
@@ -169,11 +177,11 @@ def training_memory(cfg: ModelConfig, batch_size: int, *, causal: bool = True) -
     return {**parts, "total": sum(parts.values())}
 
 
-def _saved_bytes(cfg: ModelConfig, batch_size: int, *, causal: bool) -> int:
+def _saved_bytes(cfg: ModelConfig, shape: tuple[int, int], *, causal: bool) -> int:
     """Bytes that autograd keeps between the forward and the backward pass, weights not counted."""
     with FakeTensorMode():
         model = (CausalLM if causal else MaskedLM)(cfg)
-        ids = torch.zeros(batch_size, cfg.max_seq_len, dtype=torch.long)
+        ids = torch.zeros(shape, dtype=torch.long)
         return saved_bytes(lambda: model.hidden(ids), model.parameters())
 
 

@@ -23,9 +23,9 @@ def pick_device(name: str) -> torch.device:
         return torch.accelerator.current_accelerator(check_available=True) or torch.device("cpu")
     try:
         device = torch.device(name)
-        torch.empty(1, device=device)
-    except (RuntimeError, AssertionError) as error:
-        reason = str(error).splitlines()[0]
+        torch.ones(1, device=device).item()
+    except Exception as error:  # each backend has its own way to say that it is not there
+        reason = (str(error).splitlines() or ["it is not there"])[0]
         raise UserError(f"device {name!r} cannot be used: {reason}; try auto or cpu") from None
     return device
 

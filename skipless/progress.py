@@ -63,6 +63,8 @@ class TrainView(Observer):
             extra = f", {bits:.3f} bits per byte" if bits is not None else ""
             self.message(f"step {record['step']}: held-out loss {record['valid_loss']:.4f}{extra}")
             return
+        if "loss" not in record:
+            return
         tokens, seconds = self.before
         if record["seconds"] > seconds:
             self.speed = (record["tokens"] - tokens) / (record["seconds"] - seconds)

@@ -69,11 +69,14 @@ class Run:
     def info(self) -> dict[str, Any]:
         """The content of config.json."""
         try:
-            return json.loads(self.config_file.read_text(encoding="utf-8"))
+            content = json.loads(self.config_file.read_text(encoding="utf-8"))
         except OSError as error:
             raise UserError(f"{str(self.folder)!r} is not a run: {error.strerror}: {self.config_file.name}") from None
         except ValueError:
             raise UserError(f"{str(self.config_file)!r} is not JSON") from None
+        if not isinstance(content, dict):
+            raise UserError(f"{str(self.config_file)!r} does not hold a configuration")
+        return content
 
     def config(self) -> RunConfig:
         """The configuration it runs with."""

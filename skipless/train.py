@@ -8,6 +8,7 @@ a checkpoint appears in one piece or not at all; and lines that were written aft
 import json
 import math
 import os
+import random
 import signal
 import sys
 import time
@@ -18,6 +19,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -115,14 +117,16 @@ class Journal:
     """A file of JSON lines that can be cut back to where it was at a checkpoint."""
 
     def __init__(self, path: Path) -> None:
-        self.file = path.open("ab")
+        # unbuffered: what does not fit on the disk is known at once, and closing has nothing left to write
+        self.file = path.open("ab", buffering=0)
 
     def append(self, record: dict[str, Any]) -> None:
         """Write one line; what is not finite becomes null."""
         clean = {k: None if isinstance(v, float) and not math.isfinite(v) else v for k, v in record.items()}
+        line = json.dumps(clean).encode() + b"\n"
         try:
-            self.file.write(json.dumps(clean).encode() + b"\n")
-            self.file.flush()
+            while line:
+                line = line[self.file.write(line) :]
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DiskFull(f"no room for {self.file.name}: {error.strerror}") from error
@@ -186,9 +190,12 @@ class Trainer:
         train = self.cfg.train
         self.device = machine.pick_device(train.device)
         self.dtype = machine.pick_dtype(train.precision, self.device)
-        memory = training_memory(self.cfg.model, train.micro_rows, causal=self.cfg.task == "causal")
+        check_data(self.cfg, self.corpus)
+        causal, length = self.cfg.task == "causal", self.cfg.data.seq_len
+        memory = training_memory(self.cfg.model, train.micro_rows, causal=causal, length=length)
         machine.check_memory(memory["total"], self.device, "this training")
-        torch.manual_seed(train.seed)
+        for seed in (torch.manual_seed, random.seed, np.random.seed):  # all that a checkpoint holds
+            seed(train.seed % 2**32)
         self.model = MODELS[self.cfg.task](self.cfg.model).to(self.device)
         self.model.tokenizer = self.corpus.tokenizer
         self.names = {parameter: name for name, parameter in self.model.named_parameters()}
@@ -197,7 +204,7 @@ class Trainer:
         self.state = State()
         self.rng = rng_state()
         self.tokens_per_row = self.cfg.data.seq_len - (self.cfg.data.packing == "chunks")
-        self.flops_per_token = flops_per_token(self.cfg.model)["training"]
+        self.flops_per_token = flops_per_token(self.cfg.model, length)["training"]
         self._compile()
 
     def _compile(self) -> None:
@@ -253,8 +260,10 @@ class Trainer:
         lr, rows = learning_rate(train, progress), batch_rows(train, progress)
         set_lr(self.optimizers, lr)
         loss = self._accumulate(rows)
-        norm = self._clip()
-        self._check_finite(loss, norm)
+        norm = self._measure_gradient()
+        self._check_finite(loss, norm.item())
+        if train.clip is not None:
+            torch.nn.utils.clip_grads_with_norm_(list(self.names), train.clip, norm)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
@@ -265,7 +274,7 @@ class Trainer:
         state.loss_sum += loss
         state.loss_count += 1
         state.seconds += time.perf_counter() - start
-        return {"lr": lr, "grad_norm": norm, "batch_size": rows}
+        return {"lr": lr, "grad_norm": norm.item(), "batch_size": rows}
 
     def _accumulate(self, rows: int) -> float:
         """Add up the gradients of `rows` sequences, a micro-batch at a time, and return their mean loss."""
@@ -283,14 +292,10 @@ class Trainer:
         """Matrix products in the type that was picked."""
         return torch.autocast(self.device.type, self.dtype, enabled=self.dtype != torch.float32)
 
-    def _clip(self) -> float:
+    def _measure_gradient(self) -> Tensor:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        parameters = list(self.names)
-        norm = gradient_norm(parameters)
-        if self.cfg.train.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(parameters, self.cfg.train.clip, norm)
-        return norm.item()
+        return gradient_norm(self.names)
 
     def _check_finite(self, loss: float, norm: float) -> None:
         scaled = self.scaler.is_enabled()  # then a gradient that overflows is skipped, and the scale goes down
@@ -382,7 +387,13 @@ class Trainer:
                 f"{checkpoint.path} was trained on other data than {self.cfg.data.source!r} gives now; "
                 "restore the source, or begin a new run"
             )
-        self.model.load_state_dict(checkpoint.tensors("model"))
+        if len(checkpoint.state["optimizers"]) != len(self.optimizers):
+            raise UserError(f"{checkpoint.path} was made with another optimiser than {self.cfg.train.optimizer!r}")
+        try:
+            self.model.load_state_dict(checkpoint.tensors("model"))
+        except RuntimeError as error:
+            first = str(error).splitlines()[1].strip()
+            raise UserError(f"{checkpoint.path} holds another model than the configuration: {first}") from None
         for number, optimizer in enumerate(self.optimizers):
             remembered = checkpoint.state["optimizers"][number]
             load_optimizer(optimizer, self._names_in(optimizer), checkpoint.tensors(f"optimizer{number}"), remembered)
@@ -444,18 +455,22 @@ class Session:
 
     def _log(self, measured: dict[str, float]) -> None:
         train, state = self.trainer.cfg.train, self.trainer.state
-        if state.step % train.log_every == 0 or self.trainer.done():
-            record = self._record(loss=state.loss_sum / state.loss_count, **measured)
+        values: dict[str, Any] = {}
+        if _due(state.step, train.log_every) or self.trainer.done():
+            values = {"loss": state.loss_sum / state.loss_count, **measured}
             state.loss_sum, state.loss_count = 0.0, 0
-            if _due(state.step, train.gains_every):
-                record["gains"] = self.trainer.gains()
-            if _due(state.step, train.health_every):
-                record["health"] = health(self.trainer.model, self.trainer.cfg, self.trainer.corpus)
-            self._write(record)
+        if _due(state.step, train.gains_every):
+            values["gains"] = self.trainer.gains()
+        if _due(state.step, train.health_every):
+            values["health"] = health(self.trainer.model, self.trainer.cfg, self.trainer.corpus)
+        if values:
+            self._write(self._record(**values))
 
     def _evaluate(self) -> None:
         result = self.trainer.evaluate(between=self._heed_signals)
         state = self.trainer.state
+        if not math.isfinite(result.loss):
+            raise NonFinite(f"step {state.step}: the held-out loss is {result.loss}; the last checkpoint is as it was")
         state.evaluated, state.valid_loss = state.step, result.loss
         values = {"valid_loss": result.loss, "valid_perplexity": result.perplexity}
         if result.bits_per_byte is not None:
@@ -528,10 +543,11 @@ def train(
         checkpoints = run.checkpoints(cfg.train.keep_last)
         if checkpoints.folder.exists():
             sweep(checkpoints.folder)
-        _agree(run, cfg, corpus, accept_changes=accept_changes)
+        _check_same(run, cfg, accept_changes=accept_changes)
         checkpoint = _find(run, observer) if resume else None
         if checkpoint is not None:
             trainer.restore(checkpoint)
+        _describe(run, cfg, corpus)
         log = Trackers(trackers, run.folder, cfg.model_dump(mode="json"), trainer.state.step, observer.message)
         with Signals() as signals, BackgroundSaver(checkpoints) as saver:
             session = Session(trainer, run, log, saver, signals)
@@ -552,21 +568,35 @@ def _closing(session: Session, observer: Observer) -> Iterator[None]:
         session.close()
 
 
+def check_data(cfg: RunConfig, corpus: Corpus) -> None:
+    """Raise where the corpus cannot give what the training will ask for."""
+    if not len(corpus.valid):
+        raise UserError("there is no held-out text to evaluate on: set data.valid_fraction or data.valid_source")
+    if cfg.task == "masked" and corpus.tokenizer.mask_id is None:
+        raise UserError(
+            f"a masked model needs a tokeniser with a mask token, and {cfg.data.tokenizer!r} has none: "
+            "set data.tokenizer=wordpiece"
+        )
+
+
 def fit_vocabulary(cfg: RunConfig, corpus: Corpus) -> RunConfig:
     """The configuration with the vocabulary that the tokeniser really has."""
     return cfg.override({"model.vocab_size": corpus.tokenizer.vocab_size})
 
 
-def _agree(run: Run, cfg: RunConfig, corpus: Corpus, *, accept_changes: bool) -> None:
-    """Write what the run is, or check that it is still that."""
-    if run.exists:
-        changed = differences(run.config(), cfg)
-        if changed and not accept_changes:
-            listed = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in changed.items())
-            raise UserError(
-                f"run {str(run.folder)!r} was started with another configuration ({listed}); "
-                "go on with the old one, or add --accept-changes"
-            )
+def _check_same(run: Run, cfg: RunConfig, *, accept_changes: bool) -> None:
+    """Raise where a run that exists was started with another configuration."""
+    changed = differences(run.config(), cfg) if run.exists else {}
+    if changed and not accept_changes:
+        listed = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in changed.items())
+        raise UserError(
+            f"run {str(run.folder)!r} was started with another configuration ({listed}); "
+            "go on with the old one, or add --accept-changes"
+        )
+
+
+def _describe(run: Run, cfg: RunConfig, corpus: Corpus) -> None:
+    """Write what the run is."""
     corpus.tokenizer.save(run.tokenizer_file)
     write_json(
         run.config_file,

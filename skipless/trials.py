@@ -16,7 +16,8 @@ def dry_run(cfg: RunConfig, *, observer: Observer | None = None, cache_dir: Path
     corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
     cfg = fit_vocabulary(cfg, corpus)
     trainer = Trainer(cfg, corpus, observer)
-    memory = training_memory(cfg.model, cfg.train.micro_rows, causal=cfg.task == "causal")
+    causal, length = cfg.task == "causal", cfg.data.seq_len
+    memory = training_memory(cfg.model, cfg.train.micro_rows, causal=causal, length=length)
     start = time.perf_counter()
     trainer.step()
     seconds = time.perf_counter() - start

@@ -5,6 +5,7 @@ from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
 
+from skipless.config import TrainConfig
 from skipless.display import COLOURS, MARKS, pyplot
 from skipless.errors import UserError
 from skipless.inspect import count_parameters
@@ -50,8 +51,15 @@ def summarise(run: Run) -> Summary:
         train_loss=sum(tail) / len(tail) if tail else None,
         valid_loss=valid.get("valid_loss"),
         valid_bits_per_byte=valid.get("valid_bits_per_byte"),
-        finished=cfg.train.steps is not None and last["step"] >= cfg.train.steps,
+        finished=_is_finished(cfg.train, last),
     )
+
+
+def _is_finished(train: TrainConfig, last: dict[str, Any]) -> bool:
+    if train.minutes is not None:
+        return last["seconds"] >= 60 * train.minutes
+    spent, budget = (last["tokens"], train.tokens) if train.tokens is not None else (last["step"], train.steps)
+    return budget is not None and spent >= budget
 
 
 def as_dict(summary: Summary) -> dict[str, Any]:

@@ -41,7 +41,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor, None]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor, None]:  # pyrefly: ignore
         (grad,), (x, weight, scale) = grad_outputs, ctx.saved_tensors
         width = x.shape[-1]
         product = (grad * x).reshape(-1, width)
@@ -92,7 +92,7 @@ class _ShapedCausal(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
         v, attended, alpha, beta, gamma = ctx.saved_tensors
         grad = grad_outputs[0].transpose(1, 2)  # (B, T, H, D)
         shares = grad / _counts(v)

@@ -1,0 +1,313 @@
+"""Speed and memory against the alternatives: interleaved in one process, as ratios of medians with their spread.
+
+Cases take turns, so that whatever else the machine does falls on all of them; the ratio of two cases is the median over
+rounds of the ratio within a round.
+"""
+
+import math
+import statistics
+import time
+from collections.abc import Callable, Mapping
+from contextlib import nullcontext
+from dataclasses import asdict, dataclass
+from importlib.util import find_spec
+from typing import Any
+
+import torch
+from torch import Tensor, nn
+
+from skipless.config import ModelConfig
+from skipless.errors import MissingExtra
+from skipless.generate import Sampling, generate
+from skipless.inspect import flops_per_token, saved_bytes
+from skipless.machine import matmul_speed, pick_device
+from skipless.nn import CausalLM, Mask, explicit_form, make_block
+
+BLOCKS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-nonorm")
+HF = "HF GPT-2"
+EXPLICIT = " (explicit)"
+
+
+@dataclass(frozen=True)
+class Row:
+    """One case of a benchmark."""
+
+    name: str
+    milliseconds: float
+    """Median."""
+    speedup: dict[str, tuple[float, float, float]]
+    """Against each reference: median, first and third quartile of the ratio within a round."""
+    peak_share: float | None = None
+    """Of the machine's speed of matrix products."""
+
+
+def take_turns(cases: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, list[float]]:
+    """Seconds of each case in each round; the first round warms up and does not count."""
+    times: dict[str, list[float]] = {name: [] for name in cases}
+    for number in range(rounds + 1):
+        for name, case in cases.items():
+            _wait(device)
+            start = time.perf_counter()
+            case()
+            _wait(device)
+            if number:
+                times[name].append(time.perf_counter() - start)
+    return times
+
+
+def _wait(device: torch.device) -> None:
+    if device.type != "cpu":
+        torch.accelerator.synchronize(device)
+
+
+def compare(
+    times: Mapping[str, list[float]], references: tuple[str, ...], flops: Mapping[str, float], peak: float
+) -> list[Row]:
+    """Rows with the speed-up over each reference that is there."""
+    rows = []
+    for name, own in times.items():
+        speedup = {}
+        for reference in references:
+            if reference in times:
+                ratios = [theirs / mine for theirs, mine in zip(times[reference], own, strict=True)]
+                quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
+                speedup[reference] = (quartiles[1], quartiles[0], quartiles[2])
+        median = statistics.median(own)
+        share = flops[name] / median / peak if name in flops else None
+        rows.append(Row(name, 1e3 * median, speedup, share))
+    return rows
+
+
+# ---------------------------------------------------------------------- stacks of blocks
+
+
+@dataclass(frozen=True)
+class Shape:
+    """What is measured."""
+
+    length: int = 128
+    tokens: int = 1024
+    depth: int = 2
+    d_model: int = 768
+    n_head: int = 12
+
+    @property
+    def batch(self) -> int:
+        """Sequences, so that there are `tokens` tokens."""
+        return max(1, self.tokens // self.length)
+
+    def config(self, block: str) -> ModelConfig:
+        """The model whose blocks are measured."""
+        return ModelConfig(
+            block=block.removesuffix(EXPLICIT),  # pyrefly: ignore
+            n_layer=self.depth,
+            d_model=self.d_model,
+            n_head=self.n_head,
+            max_seq_len=self.length,
+        )
+
+
+def own_stack(shape: Shape, name: str, device: torch.device) -> Callable[[], None]:
+    """Forward and backward of a stack of our blocks; layer 1's W^V is left out, as in all layers but one."""
+    cfg = shape.config(name)
+    blocks = nn.ModuleList(make_block(cfg, layer=1) for _ in range(shape.depth)).to(device)
+    mask = Mask(causal=True)
+    x, grad = _inputs(shape, device)
+
+    def run() -> None:
+        out = x
+        with explicit_form(blocks) if name.endswith(EXPLICIT) else nullcontext():
+            for block in blocks:
+                out = block(out, mask)
+        _backward(out, grad, blocks)
+
+    return run
+
+
+def hf_stack(shape: Shape, device: torch.device) -> Callable[[], None]:
+    """The same of Hugging Face's GPT-2 blocks, with ReLU and no dropout."""
+    gpt2 = _transformers().models.gpt2.modeling_gpt2
+    blocks = nn.ModuleList(gpt2.GPT2Block(_hf_config(shape, 100), layer_idx=i) for i in range(shape.depth)).to(device)
+    x, grad = _inputs(shape, device)
+
+    def run() -> None:
+        out = x
+        for block in blocks:
+            out = block(out)
+            out = out[0] if isinstance(out, tuple) else out
+        _backward(out, grad, blocks)
+
+    return run
+
+
+def _inputs(shape: Shape, device: torch.device) -> tuple[Tensor, Tensor]:
+    x, grad = torch.randn(2, shape.batch, shape.length, shape.d_model, device=device)
+    return x.requires_grad_(), grad
+
+
+def _backward(out: Tensor, grad: Tensor, blocks: nn.Module) -> None:
+    out.backward(grad)
+    for parameter in blocks.parameters():
+        parameter.grad = None
+
+
+def _transformers() -> Any:
+    if find_spec("transformers") is None:
+        raise MissingExtra("transformers", "hf", "comparing with Hugging Face's GPT-2")
+    import transformers
+
+    return transformers
+
+
+def _hf_config(shape: Shape, vocab_size: int) -> Any:
+    return _transformers().GPT2Config(
+        n_embd=shape.d_model,
+        n_head=shape.n_head,
+        n_layer=shape.depth,
+        n_positions=max(shape.length, 1),
+        vocab_size=vocab_size,
+        activation_function="relu",
+        resid_pdrop=0.0,
+        embd_pdrop=0.0,
+        attn_pdrop=0.0,
+        bos_token_id=0,
+        eos_token_id=None,
+    )
+
+
+def bench_blocks(shape: Shape, rounds: int, device: str = "auto", *, explicit: bool = False) -> list[Row]:
+    """Forward and backward of a stack of blocks: ours, and Hugging Face's GPT-2 if it is installed."""
+    place = pick_device(device)
+    names = [*BLOCKS, *(["sas-p" + EXPLICIT] if explicit else [])]
+    cases = {name: own_stack(shape, name, place) for name in names}
+    if find_spec("transformers"):
+        cases[HF] = hf_stack(shape, place)
+    flops = {name: _stack_flops(shape, name) for name in BLOCKS}
+    references = (HF, "pre-ln", *(["sas-p" + EXPLICIT] if explicit else []))
+    return compare(take_turns(cases, rounds, place), references, flops, matmul_speed(place, torch.float32))
+
+
+def _stack_flops(shape: Shape, name: str) -> float:
+    cfg = shape.config(name)
+    head = 6 * cfg.vocab_size * cfg.d_model
+    return (flops_per_token(cfg)["training"] - head) * shape.batch * shape.length
+
+
+# -------------------------------------------------------------------------- whole steps
+
+
+def bench_step(shape: Shape, rounds: int, device: str = "auto", vocab_size: int = 50_000) -> list[Row]:
+    """A whole training step, embedding to AdamW, of our models and of `GPT2LMHeadModel`."""
+    place = pick_device(device)
+    cases = {name: own_step(shape, name, place, vocab_size) for name in ("pre-ln", "sas-p")}
+    if find_spec("transformers"):
+        cases[HF] = hf_step(shape, place, vocab_size)
+    return compare(take_turns(cases, rounds, place), (HF, "pre-ln"), {}, matmul_speed(place, torch.float32))
+
+
+def own_step(shape: Shape, name: str, device: torch.device, vocab_size: int) -> Callable[[], None]:
+    """A step of one of our models."""
+    from skipless.config import TrainConfig
+    from skipless.optim import make_optimizers
+
+    model = CausalLM(shape.config(name).replace(vocab_size=vocab_size)).to(device)
+    optimizers = make_optimizers(model, TrainConfig())
+    ids = torch.randint(vocab_size, (shape.batch, shape.length + 1), device=device)
+
+    def run() -> None:
+        model.loss(ids[:, :-1], ids[:, 1:]).backward()
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+def hf_step(shape: Shape, device: torch.device, vocab_size: int) -> Callable[[], None]:
+    """A step of Hugging Face's GPT-2."""
+    model = _transformers().GPT2LMHeadModel(_hf_config(shape, vocab_size)).to(device)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=1e-3, fused=True)
+    ids = torch.randint(vocab_size, (shape.batch, shape.length), device=device)
+
+    def run() -> None:
+        model(input_ids=ids, labels=ids).loss.backward()
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
+
+    return run
+
+
+# ----------------------------------------------------------------------------- decoding
+
+
+def bench_decode(
+    shape: Shape, rounds: int, device: str = "auto", *, new: int = 128, batch: int = 1, vocab_size: int = 50_000
+) -> list[Row]:
+    """Greedy decoding of `new` tokens after a prompt of `shape.length`; times are for the whole call."""
+    place = pick_device(device)
+    prompts = torch.randint(vocab_size, (batch, shape.length)).tolist()
+    cases: dict[str, Callable[[], Any]] = {}
+    for name, modes in (("pre-ln", ["kv"]), ("sas-p", ["kx", "x"])):
+        cfg = shape.config(name).replace(vocab_size=vocab_size, max_seq_len=shape.length + new)
+        model = CausalLM(cfg).to(place).fold()
+        for mode in modes:
+            key = f"{name} ({mode})"
+            cases[key] = lambda m=model, mode=mode: list(
+                generate(m, prompts, new, Sampling(temperature=0), mode=mode, when_full="end")
+            )
+    if find_spec("transformers"):
+        cases |= hf_decode(shape, place, prompts, new, vocab_size)
+    references = (HF + " (dynamic)", HF + " (static)", "pre-ln (kv)", "sas-p (kx)")
+    return compare(take_turns(cases, rounds, place), references, {}, matmul_speed(place, torch.float32))
+
+
+def hf_decode(
+    shape: Shape, device: torch.device, prompts: list[list[int]], new: int, vocab_size: int
+) -> dict[str, Callable[[], Any]]:
+    """`generate` of Hugging Face's GPT-2 with its two caches."""
+    longer = Shape(shape.length + new, shape.tokens, shape.depth, shape.d_model, shape.n_head)
+    model = _transformers().GPT2LMHeadModel(_hf_config(longer, vocab_size)).to(device).eval()
+    ids = torch.tensor(prompts, device=device)
+    fixed = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
+    mask = torch.ones_like(ids)
+
+    def run(cache: str) -> Callable[[], Any]:
+        return lambda: model.generate(ids, attention_mask=mask, cache_implementation=cache, **fixed)
+
+    return {f"{HF} ({cache})": run(cache) for cache in ("dynamic", "static")}
+
+
+# ------------------------------------------------------------------------------- growth
+
+
+def bench_growth(
+    block: str, lengths: tuple[int, ...], rounds: int, device: str = "auto", d_model: int = 768, n_head: int = 12
+) -> dict[str, Any]:
+    """Time and saved memory of one layer's training step over the sequence length, and their slopes in log-log."""
+    place = pick_device(device)
+    seconds, memory = [], []
+    for length in lengths:
+        shape = Shape(length, length, 1, d_model, n_head)
+        times = take_turns({"layer": own_stack(shape, block, place)}, rounds, place)
+        seconds.append(statistics.median(times["layer"]))
+        layer = make_block(shape.config(block), layer=1).to(place)
+        x, _ = _inputs(shape, place)
+        memory.append(saved_bytes(lambda layer=layer, x=x: layer(x, Mask(causal=True)), layer.parameters()))
+    return {
+        "block": block,
+        "lengths": list(lengths),
+        "seconds": seconds,
+        "saved_bytes": memory,
+        "time_slope": slope(lengths, seconds),
+        "memory_slope": slope(lengths, memory),
+    }
+
+
+def slope(x: Any, y: Any) -> float:
+    """Of the line through log y over log x."""
+    return statistics.linear_regression([math.log(v) for v in x], [math.log(v) for v in y]).slope
+
+
+def as_dict(rows: list[Row]) -> list[dict[str, Any]]:
+    """For JSON."""
+    return [asdict(row) for row in rows]
