@@ -21,8 +21,8 @@ from skipless.data import Corpus, prepare
 from skipless.experiments.recipes import laptop
 from skipless.optim import make_optimizers
 from skipless.runs import Run
-from skipless.train import Session, Signals, Trainer, fit_vocabulary
 from skipless.trackers import Trackers
+from skipless.train import Session, Signals, Trainer, fit_vocabulary
 
 
 def bare(cfg: RunConfig, corpus: Corpus, steps: int) -> Callable[[], float]:
