@@ -28,7 +28,7 @@ test: $(READY)
 	$(BIN)/python -m pytest -n 2
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow
+	$(BIN)/python -m pytest -m slow -n 2
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

@@ -154,7 +154,7 @@ def _backward(out: Tensor, grad: Tensor, blocks: nn.Module) -> None:
 def _transformers() -> Any:
     if find_spec("transformers") is None:
         raise MissingExtra("transformers", "hf", "comparing with Hugging Face's GPT-2")
-    import transformers
+    import transformers  # pyrefly: ignore
 
     return transformers
 

@@ -141,32 +141,11 @@ def finish(start, setting: Setting, name: str) -> None:
 # ----------------------------------------------------------------------------------------- kills
 
 
-@pytest.fixture(scope="module")
-def killed(variant, nursery):
-    """The folder of a variant's run that was killed three times and then finished."""
-    made = {}
-
-    def make(name):
-        if name not in made:
-            kill_at_random(nursery.start, variant(name), "killed", kills=3, seed=len(name))
-            made[name] = variant(name).folder("killed")
-        return made[name]
-
-    return make
-
-
 @pytest.mark.parametrize("name", ["causal", "accumulation-dropout", "ramp", "masked", "muon"])
-def test_killed_at_random_it_ends_as_if_it_had_not_been(variant, killed, name):
-    assert_same_run(killed(name), variant(name).folder("reference"))
-
-
-@pytest.mark.parametrize("name", ["causal", "accumulation-dropout"])
-def test_killed_at_random_its_generator_is_where_it_would_be(variant, killed, name):
-    found, expected = (
-        Checkpoints.load(newest(folder)).state["rng"]["torch"]
-        for folder in (killed(name), variant(name).folder("reference"))
-    )
-    assert found == expected
+def test_killed_at_random_it_ends_as_if_it_had_not_been(variant, nursery, name):
+    setting = variant(name)
+    kill_at_random(nursery.start, setting, "killed", kills=4, seed=len(name))
+    assert_same_run(setting.folder("killed"), setting.folder("reference"))
 
 
 def test_all_generators_of_a_checkpoint_start_from_the_seed(source, cache_dir):
