@@ -1,8 +1,9 @@
 """What the trainer costs beside the bare loop, and what a checkpoint every 50 steps costs beside none.
 
-    python benchmarks/overhead.py [--steps 50] [--rounds 7]
+    python benchmarks/overhead.py [--steps 60] [--saves 8]
 
-All variants take turns in one process on the same batches. Prints a table and then one JSON line.
+The bare loop and the trainer take turns, a step each, on the same batches; then blocks of ten steps with and without a
+save at their end. Prints a table and then one JSON line.
 """
 
 import argparse
@@ -24,79 +25,86 @@ from skipless.runs import Run
 from skipless.trackers import Trackers
 from skipless.train import Session, Signals, Trainer, fit_vocabulary
 
+BLOCK = 10
+EVERY = 50
 
-def bare(cfg: RunConfig, corpus: Corpus, steps: int) -> Callable[[], float]:
+
+def bare_step(cfg: RunConfig, corpus: Corpus) -> Callable[[], None]:
     """Forward, backward, clipping and optimiser on batches that lie ready."""
-    torch.manual_seed(0)
     trainer = Trainer(cfg, corpus)
     model, optimizer = trainer.model, make_optimizers(trainer.model, cfg.train)[0]
-    rows = [torch.from_numpy(corpus.train.batch(0, step * 8, 8)) for step in range(steps)]
-    parameters = list(model.parameters())
+    rows = [torch.from_numpy(corpus.train.batch(0, step * 8, 8)) for step in range(1000)]
+    parameters, number = list(model.parameters()), iter(range(10**9))
 
-    def run() -> float:
-        start = time.perf_counter()
-        for batch in rows:
-            model.loss(batch[:, :-1], batch[:, 1:]).backward()
-            torch.nn.utils.clip_grad_norm_(parameters, 1.0)
-            optimizer.step()
-            optimizer.zero_grad(set_to_none=True)
-        return time.perf_counter() - start
+    def step() -> None:
+        batch = rows[next(number) % len(rows)]
+        model.loss(batch[:, :-1], batch[:, 1:]).backward()
+        torch.nn.utils.clip_grad_norm_(parameters, 1.0)
+        optimizer.step()
+        optimizer.zero_grad(set_to_none=True)
 
-    return run
+    return step
 
 
-def loop(cfg: RunConfig, corpus: Corpus, steps: int, folder: Path, *, save_every: int) -> Callable[[], float]:
-    """The trainer's own loop, with its metrics and TensorBoard, for `steps` more steps at each call."""
-    cfg = cfg.override({"train.save_every": save_every})
-    trainer = Trainer(cfg, corpus)
-    run = Run(folder)
+def make_session(cfg: RunConfig, corpus: Corpus, folder: Path) -> Session:
+    """The trainer with its files and TensorBoard, as `skipless train` makes it."""
     folder.mkdir(parents=True)
     saver = BackgroundSaver(Checkpoints(folder / "checkpoints"))
-    session = Session(trainer, run, Trackers(["tensorboard"], folder, {}, 0, print), saver, Signals())
-    trainer.model.train()
+    trackers = Trackers(["tensorboard"], folder, {}, 0, print)
+    return Session(Trainer(cfg, corpus), Run(folder), trackers, saver, Signals())
 
-    def turn() -> float:
-        start = time.perf_counter()
-        for _ in range(steps):
-            session._between_steps()
-            session._log(trainer.step())
-        saver.wait()
-        return time.perf_counter() - start
 
-    return turn
+def trainer_step(session: Session) -> None:
+    """One turn of the trainer's own loop."""
+    session._between_steps()
+    session._log(session.trainer.step())
+
+
+def seconds(action: Callable[[], object]) -> float:
+    """How long something takes."""
+    start = time.perf_counter()
+    action()
+    return time.perf_counter() - start
+
+
+def block(session: Session, *, save: bool) -> None:
+    """Ten steps, the first of which may have a save running beside it."""
+    if save:
+        session._save()
+    for _ in range(BLOCK):
+        trainer_step(session)
+    session.saver.wait()
 
 
 def main() -> None:
     """Measure and print."""
     parser = argparse.ArgumentParser(description=__doc__)
-    parser.add_argument("--steps", type=int, default=50)
-    parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--steps", type=int, default=60)
+    parser.add_argument("--saves", type=int, default=8)
     options = parser.parse_args()
     # no evaluation or samples: they are not overhead, they are asked for
-    quiet = {"train.eval_every": 0, "train.sample_every": 0, "train.steps": 10**9, "train.warmup": 0.05}
+    quiet = {"train.eval_every": 0, "train.sample_every": 0, "train.steps": 10**9, "train.save_every": 10**9}
     cfg = laptop("sas-p").override(quiet)
     corpus = prepare(cfg.data)
     cfg = fit_vocabulary(cfg, corpus)
     with tempfile.TemporaryDirectory() as folder:
-        turns = {
-            "bare loop": bare(cfg, corpus, options.steps),
-            "trainer": loop(cfg, corpus, options.steps, Path(folder) / "a", save_every=10**9),
-            "trainer, checkpoint every 50": loop(cfg, corpus, options.steps, Path(folder) / "b", save_every=50),
-        }
-        times: dict[str, list[float]] = {name: [] for name in turns}
-        for round_number in range(options.rounds + 1):
-            for name, turn in turns.items():
-                seconds = turn() / options.steps
-                if round_number:  # the first round warms up
-                    times[name].append(seconds)
-    median = {name: statistics.median(values) for name, values in times.items()}
-    for name, values in times.items():
-        print(f"{name:32} {1e3 * median[name]:8.1f} ms a step   ({1e3 * min(values):.1f} … {1e3 * max(values):.1f})")
-    trainer = statistics.median(b / a for a, b in zip(times["bare loop"], times["trainer"], strict=True))
-    saving = statistics.median(
-        b / a for a, b in zip(times["trainer"], times["trainer, checkpoint every 50"], strict=True)
+        bare, session = bare_step(cfg, corpus), make_session(cfg, corpus, Path(folder) / "run")
+        pairs = [(seconds(bare), seconds(lambda: trainer_step(session))) for _ in range(options.steps)][5:]
+        block(session, save=True)  # the first save makes its buffers
+        blocks = [
+            (seconds(lambda: block(session, save=False)), seconds(lambda: block(session, save=True)))
+            for _ in range(options.saves)
+        ]
+    step = statistics.median(mine for _, mine in pairs)
+    trainer = step / statistics.median(theirs for theirs, _ in pairs)
+    save = statistics.median(with_save - without for without, with_save in blocks)
+    share = save / (EVERY * step)
+    print(f"a step of the bare loop          {1e3 * step / trainer:8.1f} ms (median of {len(pairs)})")
+    print(f"a step of the trainer            {1e3 * step:8.1f} ms, {trainer - 1:+.1%}")
+    print(f"a checkpoint in the background   {1e3 * save:8.1f} ms, {share:.2%} if there is one every {EVERY} steps")
+    print(
+        json.dumps({"trainer_over_bare": round(trainer, 4), "checkpoint_share": round(share, 4), "step_ms": 1e3 * step})
     )
-    print(json.dumps({"trainer_over_bare": round(trainer, 4), "checkpoints_over_none": round(saving, 4), "ms": median}))
 
 
 if __name__ == "__main__":

@@ -501,6 +501,9 @@ class Session:
         state = self.trainer.state
         if self.saved == state.step:
             return
+        bad = [name for parameter, name in self.trainer.names.items() if not parameter.isfinite().all()]
+        if bad:  # an update can be too large by one step before a loss shows it
+            raise NonFinite(f"step {state.step}: {bad[0]} is not finite, so it is not saved; earlier checkpoints are")
         journals = {"metrics": self.metrics.position(), "samples": self.samples.position()}
         score = state.valid_loss if state.evaluated == state.step else None
         description = {**self.trainer.description(), "journals": journals}

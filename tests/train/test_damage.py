@@ -346,6 +346,24 @@ def test_a_held_out_loss_that_is_not_finite(tmp_path, source, cache_dir):
         json.loads(line, parse_constant=pytest.fail)
 
 
+def test_weights_that_are_not_finite_are_not_saved(tmp_path, source, cache_dir):
+    def spoil(trainer):
+        whole_step = trainer.step
+
+        def step():
+            measured = whole_step()
+            if trainer.state.step == 8:
+                trainer.model.embedding.weight.data[0, 0] = float("inf")
+            return measured
+
+        trainer.step = step
+
+    cfg = tiny(source, eval_every=0)
+    with pytest.raises(NonFinite, match=r"^step 8: embedding\.weight is not finite"):
+        train(cfg, tmp_path, trackers=[], cache_dir=cache_dir, observer=Recorder(on_begin=spoil))
+    assert steps_kept(tmp_path) == [4]
+
+
 def test_a_learning_rate_that_is_too_high_stops_with_status_3(tmp_path, source, cache_dir, nursery):
     cfg = tiny(source, lr=1e30, clip=None, eval_every=0)
     file = write_config(tmp_path / "config.yaml", cfg)
