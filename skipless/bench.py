@@ -305,6 +305,8 @@ def bench_growth(
 
 def slope(x: Any, y: Any) -> float:
     """Of the line through log y over log x."""
+    if len(x) < 2:
+        return math.nan
     return statistics.linear_regression([math.log(v) for v in x], [math.log(v) for v in y]).slope
 
 

@@ -4,6 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
+from rich import box
 from rich.console import Console
 from rich.table import Table
 
@@ -11,6 +12,7 @@ from skipless.errors import MissingExtra, UserError
 from skipless.inspect import Inspection
 
 if TYPE_CHECKING:
+    from skipless.bench import Row
     from skipless.data import Corpus
     from skipless.evaluate import Evaluation
     from skipless.experiments.report import Summary
@@ -37,9 +39,9 @@ def number(value: float, unit: str = "") -> str:
 
 def table(title: str, head: Sequence[str], rows: Sequence[Sequence[str]]) -> Table:
     """A table whose first column is text and whose others are figures."""
-    out = Table(title=title, title_justify="left", title_style="bold", header_style="bold")
+    out = Table(title=title, title_justify="left", title_style="bold", header_style="bold", box=box.SIMPLE_HEAD)
     for position, name in enumerate(head):
-        out.add_column(name, justify="left" if position == 0 else "right", overflow="fold")
+        out.add_column(name, justify="left" if position == 0 else "right", overflow="fold", min_width=len(name))
     for row in rows:
         out.add_row(*row)
     return out
@@ -106,7 +108,7 @@ def _verdict(one: Inspection) -> str:
 
 def show_summaries(summaries: Sequence["Summary"]) -> None:
     """Runs side by side."""
-    head = ["run", "params", "steps", "tokens", "train", "held-out", "bits/byte", "tok/s", "time"]
+    head = ["run", "params", "steps", "tokens", "train", "valid", "bits", "tok/s", "time"]
     rows = [
         [
             one.name,
@@ -121,7 +123,7 @@ def show_summaries(summaries: Sequence["Summary"]) -> None:
         ]
         for one in summaries
     ]
-    Console().print(table("Runs (losses in nats per token)", head, rows))
+    Console().print(table("Runs: training and held-out loss in nats per token, held-out bits per byte", head, rows))
 
 
 def _figure(value: float | None, digits: int) -> str:
@@ -175,6 +177,27 @@ def show_rehearsal(outcome: dict[str, Any]) -> None:
         ["time of the training", clock(outcome["total_seconds"])],
     ]
     Console().print(table("Dry run: one step, nothing kept", ["", ""], rows))
+
+
+def show_bench(what: str, rows: Sequence["Row"]) -> None:
+    """Times, and how many times faster than each reference."""
+    references = list(dict.fromkeys(reference for row in rows for reference in row.speedup))
+    lines = []
+    for row in rows:
+        ratios = [row.speedup.get(reference) for reference in references]
+        cells = ["" if r is None else f"{r[0]:.2f} ({r[1]:.2f}–{r[2]:.2f})" for r in ratios]
+        share = "" if row.peak_share is None else f"{row.peak_share:.0%}"
+        lines.append([row.name, f"{row.milliseconds:,.1f}", share, *cells])
+    head = [what, "ms", "of peak", *(f"against {reference}" for reference in references)]
+    Console().print(table("Medians; ratios with quartiles", head, lines))
+
+
+def show_growth(found: dict[str, Any]) -> None:
+    """Time and memory over the sequence length."""
+    points = zip(found["lengths"], found["seconds"], found["saved_bytes"], strict=True)
+    lines = [[f"{length:,}", f"{1e3 * seconds:,.1f}", number(size, "B")] for length, seconds, size in points]
+    Console().print(table(f"One {found['block']} layer, forward and backward", ["tokens", "ms", "saved"], lines))
+    print(f"slope of log time {found['time_slope']:.2f}, of log memory {found['memory_slope']:.2f}")
 
 
 def clock(seconds: float) -> str:

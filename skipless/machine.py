@@ -63,7 +63,7 @@ def matmul_speed(device: torch.device, dtype: torch.dtype) -> float:
     # a generator of its own: the global one belongs to the training, which must go on as if nothing had been measured
     a = torch.randn(size, size, generator=torch.Generator().manual_seed(0)).to(device, dtype)
     best = float("inf")
-    for _ in range(4):
+    for _ in range(12):
         _wait(device)
         start = time.perf_counter()
         a @ a

@@ -19,7 +19,7 @@ def laptop(block: str = "sas-p") -> RunConfig:
 
 def demo(block: str = "sas-p") -> RunConfig:
     """A shorter and shallower `laptop`, for two runs within about five minutes."""
-    changes = {"model.n_layer": 6, "train.steps": 1200, "train.sample_every": 600, "train.eval_every": 100}
+    changes = {"model.n_layer": 6, "train.steps": 1000, "train.sample_every": 500, "train.eval_every": 100}
     return laptop(block).override(changes)
 
 

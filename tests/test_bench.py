@@ -1,0 +1,65 @@
+"""The benchmarks measure what they say; how fast things are is not tested here."""
+
+import json
+import math
+
+import pytest
+import torch
+
+from skipless.bench import EXPLICIT, HF, Shape, bench_growth, compare, own_stack, slope
+from skipless.cli import run
+
+TINY = ["--d-model", "16", "--n-head", "2", "--rounds", "2", "--tokens", "16", "--length", "8", "--depth", "1"]
+
+
+def last_line(capsys):
+    return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
+
+
+@pytest.mark.parametrize("what", ["blocks", "step", "decode"])
+def test_bench_prints_a_table_and_a_json_line(what, capsys):
+    assert run(["bench", what, *TINY, "--vocab-size", "50", "--new", "4"]) == 0
+    found = last_line(capsys)
+    assert found["benchmark"] == what
+    names = {row["name"] for row in found["rows"]}
+    assert any(name.startswith("sas-p") for name in names)
+    assert any(name.startswith("pre-ln") for name in names)
+    for row in found["rows"]:
+        assert row["milliseconds"] > 0
+        if row["name"] in row["speedup"]:
+            assert row["speedup"][row["name"]][0] == pytest.approx(1)
+
+
+def test_hugging_face_is_among_the_cases(capsys):
+    pytest.importorskip("transformers")
+    assert run(["bench", "blocks", *TINY, "--json"]) == 0
+    assert HF in {row["name"] for row in last_line(capsys)["rows"]}
+
+
+def test_explicit_form_is_really_explicit(monkeypatch):
+    calls = []
+    shape = Shape(8, 16, 1, 16, 2)
+    monkeypatch.setattr("skipless.nn.attention.attention_matrix", lambda q, k, m: calls.append(1) or q @ k.mT)
+    own_stack(shape, "sas-p", torch.device("cpu"))()
+    assert not calls
+    own_stack(shape, "sas-p" + EXPLICIT, torch.device("cpu"))()
+    assert calls
+
+
+def test_ratios_are_taken_within_rounds():
+    times = {"slow": [2.0, 4.0, 6.0], "fast": [1.0, 2.0, 3.0]}
+    rows = {row.name: row for row in compare(times, ("slow",), {}, 1.0)}
+    assert rows["fast"].speedup["slow"] == (2.0, 2.0, 2.0)
+    assert rows["slow"].speedup["slow"][0] == 1.0
+
+
+def test_memory_of_a_layer_grows_linearly():
+    found = bench_growth("sas-p", (256, 512, 1024), rounds=1, d_model=32, n_head=2)
+    assert found["memory_slope"] == pytest.approx(1, abs=0.1)
+    assert slope([1, 10], [1, 100]) == pytest.approx(2)
+    assert math.isnan(slope([1], [1]))
+
+
+def test_unknown_benchmark(capsys):
+    assert run(["bench", "speed"]) == 2
+    assert "known: blocks, step, decode, growth" in capsys.readouterr().err
