@@ -70,7 +70,7 @@ class Trackio(Tracker):
         self.run = trackio.init(project="skipless", name=name, config=config, resume="allow", embed=False)
 
     def log(self, step: int, values: Mapping[str, float]) -> None:
-        self.run.log({**values, "step": step})
+        self.run.log(dict(values), step=step)
 
     def close(self) -> None:
         self.run.finish()
