@@ -21,7 +21,7 @@ class TrainView(Observer):
         self.console = console
         self.live = console.is_terminal
         self.bar: Progress | None = None
-        self.stage = ""
+        self.stage, self.told = "", 0.0
         self.speed = self.share = 0.0
         self.shown = float("-inf")
         self.before: tuple[int, float] = (0, 0.0)
@@ -32,9 +32,14 @@ class TrainView(Observer):
 
     def data(self, stage: str, done: int, total: int | None) -> None:
         """A stage of preparing the data."""
+        now = time.perf_counter()
         if stage != self.stage:
-            self.stage = stage
+            self.stage, self.told = stage, now
             self.message(f"data: {stage}")
+        elif now - self.told > PLAIN_SECONDS:
+            self.told = now
+            of = f" of {total / 1e6:,.0f}" if total else ""
+            self.message(f"data: {stage}, {done / 1e6:,.0f}{of} MB")
 
     def begin(self, trainer: Trainer) -> None:
         """Training starts."""
