@@ -1,0 +1,137 @@
+"""What a block costs: `skipless inspect` by arithmetic, `skipless bench` by the clock."""
+
+import json
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skipless.cli.frame import MAX_SEED, JsonOption, app
+from skipless.errors import UserError, unknown
+
+
+@app.command()
+def inspect(
+    blocks: Annotated[
+        list[str] | None, typer.Argument(metavar="[BLOCK]...", help="Presets, or variants such as `pre-ln:alpha_sa=0`.")
+    ] = None,
+    config: Annotated[
+        Path | None,
+        typer.Option("--config", "-c", help="A model configuration, YAML or JSON; its block is inspected too."),
+    ] = None,
+    n_layer: Annotated[int | None, typer.Option("--n-layer", "-L", help="Depth.  [default: 18]")] = None,
+    d_model: Annotated[int | None, typer.Option("--d-model", "-d", help="Width.  [default: 768]")] = None,
+    n_head: Annotated[int | None, typer.Option("--n-head", "-H", help="Heads.  [default: 12]")] = None,
+    settings: Annotated[
+        list[str] | None,
+        typer.Option("--set", "-s", metavar="KEY=VALUE", help="Any other key of the model configuration."),
+    ] = None,
+    batch_size: Annotated[int, typer.Option(help="Sequences in a training step, for its memory.", min=1)] = 8,
+    context: Annotated[int, typer.Option(help="Tokens in the cache, for the memory of decoding.", min=1)] = 1024,
+    encoder: Annotated[
+        bool, typer.Option("--encoder", help="Every token sees all (BERT) instead of the past (GPT).")
+    ] = False,
+    signal: Annotated[bool, typer.Option("--signal/--no-signal", help="Measure the signal at initialisation.")] = True,
+    seed: Annotated[int, typer.Option(help="Seed of the initial weights and the tokens.", min=0, max=MAX_SEED)] = 0,
+    plot: Annotated[
+        Path | None, typer.Option(help="Draw the signal over the layers into this file (PNG, SVG, PDF).")
+    ] = None,
+    as_json: Annotated[bool, typer.Option("--json", help="Print one JSON object.")] = False,
+) -> None:
+    """Show what blocks cost and whether their signal is healthy: parameters, FLOPs, memory, layer by layer.
+
+    The size is the paper's CodeParrot model unless told otherwise.
+
+    Examples:
+
+    - `skipless inspect pre-ln sas sas-p`
+
+    - `skipless inspect pre-ln pre-ln:alpha_sa=0 sas-p -L 72 -d 128 -H 4 --plot signal.png`
+
+    - `skipless inspect sas --encoder --set block.mlp=glu --set vocab_size=32768 --json`
+    """
+    from skipless import display
+    from skipless import inspect as inspection
+    from skipless.config import ModelConfig, load_yaml, parse_overrides
+
+    base: dict[str, Any] = {"n_layer": 18, "d_model": 768, "n_head": 12, "vocab_size": 50_000}
+    given = {"n_layer": n_layer, "d_model": d_model, "n_head": n_head}
+    base |= load_yaml(config) if config else {}
+    base |= {key: value for key, value in given.items() if value is not None}
+    specs: list[Any] = list(blocks or []) + ([base["block"]] if "block" in base else [])
+    found = []
+    if plot and not signal:
+        raise UserError("--plot draws the signal, and --no-signal leaves it out: give one of them")
+    if plot:
+        display.check_plot(plot)
+    for spec in specs or ["pre-ln", "sas-p"]:
+        cfg = ModelConfig.model_validate({**base, "block": spec}).override(parse_overrides(settings or []))
+        name = spec if isinstance(spec, str) else str(config)
+        found.append(
+            inspection.inspect(
+                cfg, name, causal=not encoder, batch_size=batch_size, context=context, signal=signal, seed=seed
+            )
+        )
+    if plot:
+        display.plot_signal(found, plot)
+    if as_json:
+        print(json.dumps({"blocks": [one.as_dict() for one in found]}, allow_nan=False))
+    else:
+        display.show_inspections(found, batch_size=batch_size, context=context, plot=plot)
+
+
+@app.command()
+def bench(
+    what: Annotated[str, typer.Argument(help="blocks, step, decode or growth.")] = "blocks",
+    length: Annotated[int, typer.Option(help="Tokens in a sequence; for decode, in the prompt.", min=1)] = 128,
+    tokens: Annotated[int, typer.Option(help="Tokens in a batch.", min=1)] = 1024,
+    depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 2,
+    d_model: Annotated[int, typer.Option("--d-model", "-d", help="Width.", min=1)] = 768,
+    n_head: Annotated[int, typer.Option("--n-head", "-H", help="Heads.", min=1)] = 12,
+    vocab_size: Annotated[int, typer.Option(help="For step and decode.", min=2)] = 50_000,
+    new: Annotated[int, typer.Option(help="For decode: new tokens.", min=1)] = 128,
+    batch: Annotated[int, typer.Option(help="For decode: sequences at once.", min=1)] = 1,
+    explicit: Annotated[
+        bool, typer.Option("--explicit", help="For blocks: also the form that builds the matrix.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="Turns of each case.", min=1)] = 7,
+    device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+    as_json: JsonOption = False,
+) -> None:
+    """Speed against `pre-ln` and, if transformers is installed, Hugging Face's GPT-2: cases take turns in one process.
+
+    `blocks`: forward and backward of a stack of blocks. `step`: a whole training step. `decode`: greedy decoding.
+    `growth`: time and memory of one `sas-p` layer over the sequence length, up to `--length`.
+
+    Examples:
+
+    - `skipless bench blocks --length 1024 --explicit`
+
+    - `skipless bench step --depth 18`
+
+    - `skipless bench decode --depth 18 --length 512 --new 128`
+
+    - `skipless bench growth --length 8192`
+    """
+    from skipless import bench as benches
+    from skipless import display
+
+    shape = benches.Shape(length, tokens, depth, d_model, n_head)
+    if what == "growth":
+        lengths = tuple(128 * 2**i for i in range(20) if 128 * 2**i <= length) or (length,)
+        found = benches.bench_growth("sas-p", lengths, rounds, device, d_model, n_head)
+        if not as_json:
+            display.show_growth(found)
+        print(json.dumps(found))
+        return
+    kinds = {
+        "blocks": lambda: benches.bench_blocks(shape, rounds, device, explicit=explicit),
+        "step": lambda: benches.bench_step(shape, rounds, device, vocab_size),
+        "decode": lambda: benches.bench_decode(shape, rounds, device, new=new, batch=batch, vocab_size=vocab_size),
+    }
+    if what not in kinds:
+        raise unknown("benchmark", what, [*kinds, "growth"])
+    rows = kinds[what]()
+    if not as_json:
+        display.show_bench(what, rows)
+    print(json.dumps({"benchmark": what, "rows": benches.as_dict(rows)}))

@@ -1,0 +1,113 @@
+"""`skipless train`: recipe, file, options → a run."""
+
+import json
+from pathlib import Path
+from typing import Annotated
+
+import typer
+
+from skipless.cli.frame import BlockOption, CacheOption, ConfigOption, JsonOption, SetOption, app, resolve
+from skipless.errors import UserError
+
+
+@app.command()
+def train(
+    recipe: Annotated[
+        str, typer.Option("--recipe", "-r", help="laptop, demo, smoke, codeparrot, codeparrot-long.")
+    ] = "laptop",
+    block: BlockOption = None,
+    config: ConfigOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of the run.  [default: block and a hash]")
+    ] = None,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs.")] = Path("runs"),
+    source: Annotated[
+        str | None, typer.Option(help="python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field.")
+    ] = None,
+    n_layer: Annotated[int | None, typer.Option("--n-layer", "-L", help="Depth.")] = None,
+    d_model: Annotated[int | None, typer.Option("--d-model", "-d", help="Width.")] = None,
+    n_head: Annotated[int | None, typer.Option("--n-head", "-H", help="Heads.")] = None,
+    seq_len: Annotated[int | None, typer.Option(help="Tokens in a sequence.")] = None,
+    steps: Annotated[int | None, typer.Option(help="Budget in steps.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Budget in tokens, instead of steps.")] = None,
+    minutes: Annotated[float | None, typer.Option(help="Budget in minutes, instead of steps.")] = None,
+    batch_size: Annotated[int | None, typer.Option(help="Sequences in a step.")] = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int | None, typer.Option(help="Of weights, data order and samples.")] = None,
+    settings: SetOption = None,
+    resume: Annotated[str | None, typer.Option(help="`auto`: go on from the newest valid checkpoint.")] = None,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume with another configuration.")
+    ] = False,
+    track: Annotated[
+        str, typer.Option(help="tensorboard, wandb, trackio, several with commas, or none.")
+    ] = "tensorboard",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show sizes, memory and time; train one step; keep nothing.")
+    ] = False,
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model. With no argument: `sas-p` on the Python standard library's source, in minutes.
+
+    Exit status: 0 finished, 2 bad input, 3 stopped by itself (loss not finite, disk full), 130 and 143 saved and
+    stopped by Ctrl-C or SIGTERM.
+
+    Examples:
+
+    - `skipless train`
+
+    - `skipless train --block pre-ln --steps 500 --lr 1e-3 --name baseline`
+
+    - `skipless train --name baseline --resume auto --block pre-ln --steps 500 --lr 1e-3`
+
+    - `skipless train --recipe codeparrot --block sas --set train.precision=bf16 --dry-run`
+    """
+    if resume not in (None, "auto"):
+        raise UserError(f"--resume takes auto, got {resume!r}")
+    given = {
+        "data.source": source,
+        "model.n_layer": n_layer,
+        "model.d_model": d_model,
+        "model.n_head": n_head,
+        "data.seq_len": seq_len,
+        "train.steps": steps,
+        "train.tokens": tokens,
+        "train.minutes": minutes,
+        "train.batch_size": batch_size,
+        "train.lr": lr,
+        "train.seed": seed,
+    }
+    cfg = resolve(recipe, config, block, given, settings)
+    trackers = [] if track == "none" else [one.strip() for one in track.split(",")]
+    name = f"{(block or 'sas-p').split(':')[0]}-{cfg.digest}" if name is None else name
+    if not name or Path(name).name != name or name.startswith("."):
+        raise UserError(f"a run's name is the name of a folder, got {name!r}; --runs says where it lies")
+
+    from rich.console import Console
+
+    from skipless import display
+    from skipless.experiments.report import as_dict, summarise
+    from skipless.progress import TrainView
+    from skipless.train import train as run_training
+    from skipless.trials import dry_run as rehearse
+
+    view = TrainView(Console(stderr=as_json))
+    if dry_run:
+        outcome = rehearse(cfg, observer=view, cache_dir=cache_dir)
+        print(json.dumps(outcome)) if as_json else display.show_rehearsal(outcome)
+        return
+    run = run_training(
+        cfg,
+        runs / name,
+        resume=resume == "auto",
+        accept_changes=accept_changes,
+        trackers=trackers,
+        observer=view,
+        cache_dir=cache_dir,
+    )
+    if as_json:
+        print(json.dumps({"run": str(run.folder), **as_dict(summarise(run))}))
+    else:
+        display.show_summaries([summarise(run)])
+        print(f"run: {run.folder}\nnext: skipless generate {run.folder} --prompt '{cfg.train.sample_prompt}'")
