@@ -1,0 +1,74 @@
+"""What an experiment found: verdicts on the paper's claims, and plots as data. Everything that shows them reads this."""
+
+from collections.abc import Mapping
+from dataclasses import dataclass, field
+from typing import Literal
+
+from skipless.runs import Run
+
+HOLDS, FAILS, OPEN = "holds", "does not hold", "not decidable"
+
+
+@dataclass(frozen=True)
+class Verdict:
+    """One claim of the paper against what was measured."""
+
+    claim: str
+    """As a sentence that can be false."""
+    paper: str
+    """What the paper's own figure or table says."""
+    outcome: Literal["holds", "does not hold", "not decidable"]
+    """`not decidable`: the difference is within the spread over seeds, or runs are missing."""
+    reason: str
+    """The comparison in a line, with its numbers, its tolerance and the seeds behind it."""
+    numbers: Mapping[str, float] = field(default_factory=dict)
+
+
+@dataclass(frozen=True)
+class Series:
+    """A line, a set of marks or of bars."""
+
+    name: str
+    x: Mapping[str, tuple[float | str, ...]]
+    """Positions along each of the plot's axes."""
+    y: tuple[float, ...]
+    sd: tuple[float, ...] | None = None
+    """Standard deviation over seeds."""
+    group: str | None = None
+    """Series of one group share a colour."""
+
+
+@dataclass(frozen=True)
+class Plot:
+    """A figure as data; drawn interactively in the page, and by matplotlib for papers."""
+
+    key: str
+    """Name of its files."""
+    title: str
+    y_label: str
+    axes: Mapping[str, str]
+    """Name → label of each axis that may lie below, the paper's own first: steps, tokens, minutes."""
+    series: tuple[Series, ...]
+    kind: Literal["line", "marks", "bars"] = "line"
+    log_x: bool = False
+    log_y: bool = False
+
+
+@dataclass(frozen=True)
+class Finding:
+    """An experiment's outcome."""
+
+    id: str
+    title: str
+    paper: str
+    """What the paper found, in a sentence."""
+    scale: str
+    seeds: tuple[int, ...]
+    command: str
+    """How to run it again."""
+    verdicts: tuple[Verdict, ...]
+    plots: tuple[Plot, ...]
+    runs: tuple[Run, ...]
+    """Those behind it; runs may serve several experiments."""
+    note: str = ""
+    """A sentence of analysis, where the outcome wants one."""
