@@ -1,4 +1,4 @@
-"""What an experiment found: verdicts on the paper's claims, and plots as data. Everything that shows them reads this."""
+"""What an experiment found: verdicts on the paper's claims, and plots as data. Whatever shows them reads this."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, field
