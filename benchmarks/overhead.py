@@ -23,7 +23,7 @@ from skipless.experiments.recipes import laptop
 from skipless.optim import make_optimizers
 from skipless.runs import Run
 from skipless.trackers import Trackers
-from skipless.train import Session, Signals, Trainer, fit_vocabulary
+from skipless.train import Session, Trainer, fit_vocabulary
 
 BLOCK = 10
 EVERY = 50
@@ -51,7 +51,7 @@ def make_session(cfg: RunConfig, corpus: Corpus, folder: Path) -> Session:
     folder.mkdir(parents=True)
     saver = BackgroundSaver(Checkpoints(folder / "checkpoints"))
     trackers = Trackers(["tensorboard"], folder, {}, 0, print)
-    return Session(Trainer(cfg, corpus), Run(folder), trackers, saver, Signals())
+    return Session(Trainer(cfg, corpus), Run(folder), trackers, saver)
 
 
 def trainer_step(session: Session) -> None:

@@ -5,6 +5,9 @@
         state.json                                       everything else that a run needs to go on
         manifest.json                                    step, score, size and SHA-256 of each file, and of itself
 
+Where no process has the whole of a tensor, each writes its rows, and a stem has several files:
+`model-00001-of-00004.safetensors`. A tensor is then the rows of all files that have its name, one below the other.
+
 A checkpoint is staged, forced to the disk and renamed, so a crash never leaves half of one. Damage that comes later is
 found by the hashes, and `Checkpoints.latest_valid` then falls back to an older one.
 
@@ -21,8 +24,9 @@ import random
 import re
 import shutil
 import struct
-from collections.abc import Iterable, Mapping
+from collections.abc import Callable, Iterable, Iterator, Mapping
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
 from itertools import islice
 from pathlib import Path
@@ -33,14 +37,14 @@ import numpy as np
 import torch
 from pydantic import Field, ValidationError
 from safetensors import SafetensorError, safe_open
-from safetensors.torch import load_file
 from torch import Tensor
 from torch.nn import Parameter
 from torch.optim import Optimizer
 
-from skipless.atomic import make_folder, remove_folder, sha256, staged_folder, to_json
+from skipless.atomic import fsync, make_folder, remove_folder, sha256, staged_folder, to_json
 from skipless.config import Config
 from skipless.errors import UserError, unknown
+from skipless.parallel import Channel
 
 FORMAT = 1
 MANIFEST = "manifest.json"
@@ -49,6 +53,7 @@ TENSORS = ".safetensors"
 
 _FOLDER = re.compile(r"(?P<aside>\.old-)?step-(?P<step>\d{8,})")
 _STEM = re.compile(r"[A-Za-z0-9_-]+")
+_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}")
 _CHUNK = 4 << 20  # large enough that hashing and writing spend their time outside Python's lock
 _MARGIN = 16 << 20  # room for the headers, the folder itself, and the log lines that others write meanwhile
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
@@ -74,6 +79,8 @@ _DTYPES = {
 }
 
 NamedTensors = Mapping[str, Tensor]
+Rows = Callable[[str, tuple[int, ...]], slice | None]
+"""Which rows are wanted of a tensor, by its name and its shape; None for all of it."""
 
 
 class DiskFull(UserError):
@@ -133,32 +140,69 @@ class Checkpoint:
     step: int
     score: float | None
     state: dict[str, Any]
-    stems: tuple[str, ...]
+    files: Mapping[str, tuple[str, ...]]
+    """The names of the files of each stem, in the order of their rows."""
 
-    def tensors(self, stem: str) -> dict[str, Tensor]:
-        """The named tensors of one file, `model` for `model.safetensors`, on the CPU."""
-        if stem not in self.stems:
+    @property
+    def stems(self) -> tuple[str, ...]:
+        """What `tensors` can be asked for."""
+        return tuple(self.files)
+
+    def tensors(self, stem: str, rows: Rows = lambda name, shape: None) -> dict[str, Tensor]:
+        """The named tensors of a stem, `model` for `model.safetensors`, on the CPU, or only the rows that are wanted.
+
+        Tensors that were saved in parts come back in one piece.
+        """
+        if stem not in self.files:
             raise unknown("tensor file", stem, self.stems)
-        file = self.path / f"{stem}{TENSORS}"
         try:
-            # Copies, for what safetensors returns is the file itself, mapped: it changes, or ends in SIGBUS, with it.
-            return {name: tensor.clone() for name, tensor in load_file(file).items()}
+            with ExitStack() as stack:
+                files = [stack.enter_context(safe_open(self.path / name, "pt")) for name in self.files[stem]]
+                holders: dict[str, list[Any]] = {}
+                for file in files:
+                    for name in file.keys():  # noqa: SIM118  (it is no mapping)
+                        holders.setdefault(name, []).append(file)
+                return {name: _read(name, holding, rows) for name, holding in holders.items()}
         except (OSError, SafetensorError) as error:
-            raise UserError(f"{file} can no longer be read: {error}") from error
+            raise UserError(f"{self.path}: {stem} can no longer be read: {error}") from error
+
+
+def _read(name: str, files: list[Any], rows: Rows) -> Tensor:
+    """The wanted rows of a tensor whose rows lie in one or several files.
+
+    A copy, for what safetensors returns may be the file itself, mapped: it changes, or ends in SIGBUS, with it.
+    """
+    shapes = [tuple(file.get_slice(name).get_shape()) for file in files]
+    length = sum(shape[0] for shape in shapes) if shapes[0] else 0
+    wanted = rows(name, (length, *shapes[0][1:]) if shapes[0] else ())
+    if wanted is None and len(files) == 1:
+        return files[0].get_tensor(name).clone()
+    start, stop = (0, length) if wanted is None else (wanted.start, wanted.stop)
+    parts, before = [], 0
+    for file, (count, *_) in zip(files, shapes, strict=True):
+        low, high = max(start - before, 0), min(stop - before, count)
+        if low < high or not parts:  # an empty part knows the type
+            parts.append(file.get_slice(name)[min(low, count) : max(high, min(low, count))])
+        before += count
+    return torch.cat(parts)
 
 
 class Checkpoints:
     """The checkpoints in one folder: the newest `keep_last` that are valid, and the best by score.
 
-    Only one process may save; many may read. A reader that is overtaken by pruning gets a UserError, never a mixture.
+    Only one process may save, or a crew that saves together; many may read. A reader that is overtaken by pruning gets
+    a UserError, never a mixture.
     """
 
-    def __init__(self, folder: Path | str, keep_last: int = 2, keep_best: bool = True) -> None:
+    def __init__(
+        self, folder: Path | str, keep_last: int = 2, keep_best: bool = True, crew: Channel | None = None
+    ) -> None:
         if keep_last < 1:
             raise UserError(f"keep_last is {keep_last}; at least 1 checkpoint must be kept")
         self.folder = Path(folder)
         self.keep_last = keep_last
         self.keep_best = keep_best
+        self.crew = crew or Channel()
         self._just_saved: Path | None = None
         self._known_valid: dict[Path, Any] = {}
 
@@ -174,33 +218,65 @@ class Checkpoints:
 
     def _save(self, step: int, tensors: Mapping[str, NamedTensors], state: bytes, score: float | None) -> Path:
         path = self.folder / f"step-{step:08d}"
-        aside = self.folder / f".old-{path.name}"
-        try:
+        with self.crew.together(), self._disk_full(step):
             make_folder(self.folder)
-            self._check_room(step, tensors, state)
+        self._check_room(step, tensors, state)
+        if self.crew.leads:
+            self._lead(path, step, tensors, state, score)
+            self._just_saved = path
+            self._known_valid[path] = _signature(path)
+            self.prune()
+        else:
+            self._write(self.folder / self.crew.exchange(None)[0], step, tensors)
+        return path
+
+    def _lead(
+        self, path: Path, step: int, tensors: Mapping[str, NamedTensors], state: bytes, score: float | None
+    ) -> None:
+        """Stage the folder for all, and put it in its place when everyone's files are in it."""
+        aside = self.folder / f".old-{path.name}"
+        with self._disk_full(step):
             if aside.exists() and path.exists():
                 remove_folder(aside)
             with staged_folder(path, set_aside=aside) as staging:
-                _fill(staging, step, tensors, state, score)
+                self.crew.exchange(staging.name)
+                files = self._write(staging, step, tensors)
+                _fill(staging, step, files, state, score)
+
+    def _write(self, staging: Path, step: int, tensors: Mapping[str, NamedTensors]) -> dict[str, FileEntry]:
+        """Write this process's files of tensors; what all have written together."""
+        own: dict[str, FileEntry] = {}
+        with self.crew.together(), self._disk_full(step):
+            for stem, named in tensors.items():
+                if not _STEM.fullmatch(stem):
+                    raise UserError(f"{stem!r} cannot name a file of tensors; letters, digits, '-' and '_' can")
+                own[f"{stem}{TENSORS}"] = _write_tensors(staging / f"{stem}{TENSORS}", named)
+                if not self.crew.leads:
+                    fsync(staging / f"{stem}{TENSORS}")
+        everyone = self.crew.exchange({name: entry.model_dump() for name, entry in own.items()})
+        return {name: FileEntry.model_validate(entry) for part in everyone for name, entry in part.items()}
+
+    @contextmanager
+    def _disk_full(self, step: int) -> Iterator[None]:
+        try:
+            yield
         except OSError as error:
             if error.errno in NO_ROOM:
                 raise DiskFull(
                     f"no room for the checkpoint of step {step} in {self.folder}: {error.strerror}"
                 ) from error
             raise
-        self._just_saved = path
-        self._known_valid[path] = _signature(path)
-        self.prune()
-        return path
 
     def _check_room(self, step: int, tensors: Mapping[str, NamedTensors], state: bytes) -> None:
-        needed = sum(tensor.nbytes for named in tensors.values() for tensor in named.values()) + len(state) + _MARGIN
-        free = shutil.disk_usage(self.folder).free
-        if needed > free:
-            raise DiskFull(
-                f"no room for the checkpoint of step {step} in {self.folder}: "
-                f"it needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free"
-            )
+        own = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())
+        needed = sum(self.crew.exchange(own)) + len(state) + _MARGIN
+        with self.crew.together():
+            free = shutil.disk_usage(self.folder).free
+            if needed > free:
+                raise DiskFull(
+                    f"no room for the checkpoint of step {step} in {self.folder}: "
+                    f"it needs {needed / 1e6:,.0f} MB and {free / 1e6:,.0f} MB are free"
+                )
 
     def all(self) -> list[Path]:
         """The folders of all checkpoints, valid or not, by step."""
@@ -221,10 +297,13 @@ class Checkpoints:
         return None
 
     @staticmethod
-    def load(path: Path | str) -> Checkpoint:
-        """The checkpoint at `path`; a UserError with the reason if it is not valid."""
+    def load(path: Path | str, *, verified: bool = False) -> Checkpoint:
+        """The checkpoint at `path`; a UserError with the reason if it is not valid.
+
+        Where another process has just `verified` it, the contents of its files are not read again.
+        """
         try:
-            return _open(Path(path))
+            return _open(Path(path), hashes=not verified)
         except _Damaged as damage:
             raise UserError(f"{path} is not a valid checkpoint: {damage}") from None
 
@@ -274,6 +353,27 @@ class Checkpoints:
                 return False
             self._known_valid[path] = signature
         return True
+
+
+class Bystander:
+    """Stands in for `BackgroundSaver` in a process that writes nothing but takes part in gathering tensors."""
+
+    def submit(
+        self, step: int, tensors: Mapping[str, NamedTensors], state: Mapping[str, Any], score: Any = None
+    ) -> None:
+        """Take part in gathering."""
+        for named in tensors.values():
+            for _ in named.values():
+                pass
+
+    def wait(self) -> None:
+        """There is nothing to wait for."""
+
+    def __enter__(self) -> Self:
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        pass
 
 
 class BackgroundSaver:
@@ -350,13 +450,8 @@ def _render_state(state: Mapping[str, Any]) -> bytes:
         raise UserError(f"the state of a checkpoint must be JSON: {error}") from error
 
 
-def _fill(folder: Path, step: int, tensors: Mapping[str, NamedTensors], state: bytes, score: float | None) -> None:
-    """Write all files of a checkpoint into an empty folder."""
-    files = {}
-    for stem, named in tensors.items():
-        if not _STEM.fullmatch(stem):
-            raise UserError(f"{stem!r} cannot name a file of tensors; letters, digits, '-' and '_' can")
-        files[f"{stem}{TENSORS}"] = _write_tensors(folder / f"{stem}{TENSORS}", named)
+def _fill(folder: Path, step: int, files: dict[str, FileEntry], state: bytes, score: float | None) -> None:
+    """Add to the files of tensors what makes a checkpoint of them."""
     (folder / STATE).write_bytes(state)
     files[STATE] = FileEntry(size=len(state), sha256=hashlib.sha256(state).hexdigest())
     usable = float(score) if score is not None and math.isfinite(score) else None
@@ -395,7 +490,7 @@ def _bytes_of(tensor: Tensor) -> memoryview:
     return tensor.detach().cpu().contiguous().reshape(-1).view(torch.uint8).numpy().data
 
 
-def _open(folder: Path) -> Checkpoint:
+def _open(folder: Path, *, hashes: bool = True) -> Checkpoint:
     """The checkpoint in `folder`, after everything in it was read and checked; raises _Damaged."""
     try:
         names = _regular_files(folder)
@@ -404,12 +499,17 @@ def _open(folder: Path) -> Checkpoint:
         manifest = Manifest.read(folder / MANIFEST)
         _check_names(folder, manifest, names - {MANIFEST})
         for name, entry in manifest.files.items():
-            _check_file(folder / name, entry)
+            _check_file(folder / name, entry, hashes=hashes)
         state = _parse_json((folder / STATE).read_bytes(), STATE)
     except OSError as error:
         raise _Damaged(f"{Path(error.filename or folder).name} cannot be read: {error.strerror}") from error
-    stems = tuple(sorted(name.removesuffix(TENSORS) for name in manifest.files if name.endswith(TENSORS)))
-    return Checkpoint(path=folder, step=manifest.step, score=manifest.score, state=state, stems=stems)
+    files: dict[str, tuple[str, ...]] = {}
+    for name in sorted(name for name in manifest.files if name.endswith(TENSORS)):
+        stem = name.removesuffix(TENSORS)
+        shard = _SHARD.fullmatch(stem)
+        stem = shard["stem"] if shard else stem
+        files[stem] = (*files.get(stem, ()), name)
+    return Checkpoint(path=folder, step=manifest.step, score=manifest.score, state=state, files=files)
 
 
 def _regular_files(folder: Path) -> set[str]:
@@ -431,11 +531,11 @@ def _check_names(folder: Path, manifest: Manifest, names: set[str]) -> None:
         raise _Damaged(f"its name says step {int(match['step'])} and {MANIFEST} says {manifest.step}")
 
 
-def _check_file(path: Path, entry: FileEntry) -> None:
+def _check_file(path: Path, entry: FileEntry, *, hashes: bool) -> None:
     size = path.stat().st_size
     if size != entry.size:
         raise _Damaged(f"{path.name} has {size} bytes instead of {entry.size}")
-    if sha256(path) != entry.sha256:
+    if hashes and sha256(path) != entry.sha256:
         raise _Damaged(f"{path.name} does not match its hash")
     if path.suffix == TENSORS:
         try:

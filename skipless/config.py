@@ -555,13 +555,52 @@ class TrainConfig(Config):
         return self.warmup / self.steps if self.warmup >= 1 and self.steps else self.warmup
 
 
+class ParallelConfig(Config):
+    """How several processes share a training, as torchrun starts them. One process alone needs none of it.
+
+    It changes speed and memory, not the training, so it is no part of what makes two runs the same.
+    """
+
+    kind: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="Each process has the whole model (DDP), or a share of every tensor (FSDP2)."
+    )
+    replicas: int = Field(
+        1, ge=1, description="fsdp: copies of the sharded model; processes / replicas of them share one (hybrid)."
+    )
+    reshard: bool = Field(
+        True, description="fsdp: let a gathered block go after its forward pass and gather it again for the backward."
+    )
+    reduce: Literal["fp32", "bf16"] = Field("fp32", description="Type in which gradients are added up.")
+    shard_accumulated: bool = Field(
+        False,
+        description="fsdp: add up each micro-batch's gradients across processes, so that none holds them whole; "
+        "by default that is done once a step.",
+    )
+    checkpoint: Literal["whole", "sharded"] = Field(
+        "whole", description="Tensors gathered into one file, or for fsdp each process's shares in a file of its own."
+    )
+    timeout: float = Field(600.0, gt=0, description="Seconds after which a process that does not answer ends the run.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "ddp" and (self.replicas > 1 or self.checkpoint == "sharded" or self.shard_accumulated):
+            raise ValueError("replicas, shard_accumulated and checkpoint 'sharded' belong to kind 'fsdp'")
+        return self
+
+
 class RunConfig(Config):
-    """Everything that makes a run what it is."""
+    """Everything that makes a run what it is, and how it is spread over processes."""
 
     task: Literal["causal", "masked"] = Field("causal", description="Next-token or masked-token prediction.")
     model: ModelConfig = Field(ModelConfig(), description="The model; its vocabulary is the tokeniser's.")
     data: DataConfig = Field(DataConfig(), description="The corpus.")
     train: TrainConfig = Field(TrainConfig(), description="The training.")
+    parallel: ParallelConfig = Field(ParallelConfig(), description="How processes share it; `ddp` or `fsdp` will do.")
 
     @model_validator(mode="after")
     def _check(self) -> Self:
@@ -571,12 +610,16 @@ class RunConfig(Config):
             )
         if self.task == "masked" and self.data.packing == "chunks":
             raise ValueError("packing 'chunks' is for causal models; a masked one needs packing 'stream'")
+        if self.parallel.kind == "fsdp" and self.train.compile == "model":
+            raise ValueError(
+                "train.compile 'model' cannot go with parallel 'fsdp', which gathers block by block: 'block'"
+            )
         return self
 
     @property
     def digest(self) -> str:
         """Eight hexadecimal digits of a hash of the configuration: equal ones are the same run."""
-        return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]
+        return hashlib.sha256(self.model_dump_json(exclude={"parallel"}).encode()).hexdigest()[:8]
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:

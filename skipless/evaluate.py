@@ -12,7 +12,8 @@ from skipless.batches import held_out_batch
 from skipless.config import RunConfig
 from skipless.data import Corpus, Tokens
 from skipless.errors import UserError
-from skipless.nn.model import CausalLM, MaskedLM
+from skipless.nn.model import IGNORED, CausalLM, MaskedLM
+from skipless.parallel import Group
 
 
 @dataclass(frozen=True)
@@ -38,11 +39,13 @@ def evaluate(
     max_rows: int | None = None,
     batch_size: int | None = None,
     between: Callable[[], None] = lambda: None,
+    group: Group | None = None,
 ) -> Evaluation:
     """The loss on held-out rows, spread evenly over them if there are more than `max_rows`.
 
-    `between` is called between batches and may raise to stop.
+    `between` is called between batches and may raise to stop. The processes of a `group` share the batches.
     """
+    group = group or Group()
     tokens = tokens or corpus.valid
     if not len(tokens):
         raise UserError("there is no held-out text: set data.valid_fraction or data.valid_source")
@@ -52,19 +55,23 @@ def evaluate(
     was_training, total, predicted = model.training, 0.0, 0
     model.eval()
     try:
-        for start in range(0, count, size):
+        for start in range(group.rank * size, count + group.rank * size, group.size * size):
             between()
-            ids, labels = held_out_batch(cfg, corpus, tokens, chosen[start : start + size], start)
-            here = int((labels != -100).sum())
-            total += model.loss(ids.to(_device(model)), labels.to(_device(model))).item() * here
+            rows = chosen[start : start + size]
+            # a process that has no rows left goes along with one that does not count, for the others wait for it
+            ids, labels = held_out_batch(cfg, corpus, tokens, rows if len(rows) else chosen[:1], start)
+            here = int((labels != IGNORED).sum()) if len(rows) else 0
+            loss = group.look(model.loss, ids.to(_device(model)), labels.to(_device(model)))
+            total += loss.item() * here
             predicted += here
     finally:
         model.train(was_training)
+    total, predicted = group.sum(total, predicted)
     loss = total / predicted
     per_byte = None
     if cfg.task == "causal" and tokens.n_bytes:
         per_byte = loss / math.log(2) * tokens.n_tokens / tokens.n_bytes
-    return Evaluation(loss, math.exp(min(loss, 700)), per_byte, count, predicted)
+    return Evaluation(loss, math.exp(min(loss, 700)), per_byte, count, int(predicted))
 
 
 def _device(model: nn.Module) -> torch.device:

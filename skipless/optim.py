@@ -2,12 +2,15 @@
 
 import math
 from collections.abc import Callable, Iterable, Sequence
+from functools import partial
 from typing import Any
 
 import torch
 from torch import Tensor, nn
 from torch.optim import SGD, AdamW, Muon, Optimizer
+from torch.optim._muon import _adjust_lr, _zeropower_via_newtonschulz
 
+from skipless import parallel
 from skipless.config import TrainConfig
 from skipless.nn.attention import Attention
 from skipless.nn.model import Transformer
@@ -42,15 +45,54 @@ def _value_projection(attention: Attention) -> Iterable[nn.Parameter]:
             yield from part.parameters()
 
 
-def make_optimizers(model: Transformer, cfg: TrainConfig) -> list[Optimizer]:
-    """The optimisers of a run. Every group has a `factor` by which `set_lr` multiplies the learning rate."""
+class SharedMuon(Muon):
+    """Muon for matrices of which each process has a share of the rows: what is made orthogonal is the whole matrix.
+
+    What it remembers stays shared. Every process gathers the update, one matrix at a time, and applies its own rows.
+    """
+
+    def __init__(self, params: Any, group: parallel.Sharded, **options: Any) -> None:
+        super().__init__(params, **options)
+        self.group = group
+
+    @torch.no_grad()
+    def step(self, closure: Any = None) -> None:
+        """One update of every matrix."""
+        for options in self.param_groups:
+            for parameter in options["params"]:
+                if parameter.grad is not None:
+                    self._update(parameter, parameter.grad, options)
+
+    def _update(self, parameter: Tensor, gradient: Tensor, options: dict[str, Any]) -> None:
+        remembered = self.state[parameter]
+        if "momentum_buffer" not in remembered:
+            remembered["momentum_buffer"] = torch.zeros_like(gradient)
+        local, lr, momentum = self.group.local, options["lr"], options["momentum"]
+        average = local(remembered["momentum_buffer"])
+        average.lerp_(local(gradient), 1 - momentum)
+        share = torch.empty_like(gradient)
+        local(share).copy_(local(gradient).lerp(average, momentum) if options["nesterov"] else average)
+        update = _zeropower_via_newtonschulz(
+            self.group.whole(share), options["ns_coefficients"], options["ns_steps"], options["eps"]
+        )
+        local(parameter).mul_(1 - lr * options["weight_decay"])
+        own = update[self.group.rows(parameter)]
+        local(parameter).add_(own, alpha=-_adjust_lr(lr, options["adjust_lr_fn"], parameter.shape))
+
+
+def make_optimizers(model: Transformer, cfg: TrainConfig, share: parallel.Group | None = None) -> list[Optimizer]:
+    """The optimisers of a run, for a model that a group may share.
+
+    Every group of parameters has a `factor` by which `set_lr` multiplies the learning rate.
+    """
     groups = parameter_groups(model, cfg.vp_lr_factor)
     if cfg.optimizer == "muon":
         inside = {name for name, _ in model.blocks.named_parameters(prefix="blocks")}
         hidden = _select(groups, lambda name, p: name in inside and p.ndim == 2)
         rest = _select(groups, lambda name, p: name not in inside or p.ndim != 2)
         # Muon's own step has the size of an orthogonal matrix; this makes it the size of AdamW's, for one learning rate
-        muon = [Muon(hidden, lr=cfg.lr, adjust_lr_fn="match_rms_adamw")] if hidden else []
+        kind = partial(SharedMuon, group=share) if isinstance(share, parallel.Sharded) else Muon
+        muon = [kind(hidden, lr=cfg.lr, adjust_lr_fn="match_rms_adamw")] if hidden else []
         return [*_with_decay(muon, cfg), *_with_decay([_adamw(rest, cfg)], cfg)]
     every = _select(groups, lambda name, p: True)
     optimizer = SGD(every, lr=cfg.lr) if cfg.optimizer == "sgd" else _adamw(every, cfg)
@@ -111,6 +153,6 @@ def batch_rows(cfg: TrainConfig, progress: float) -> int:
 
 
 @torch.no_grad()
-def gradient_norm(parameters: Iterable[nn.Parameter]) -> Tensor:
-    """The norm of all gradients together."""
-    return torch.nn.utils.get_total_norm([p.grad for p in parameters if p.grad is not None])
+def clip_gradients(gradients: Sequence[Tensor], largest: float, norm: Tensor) -> None:
+    """Scale gradients whose norm together is `norm` down to `largest`, if it is larger, as PyTorch does."""
+    torch._foreach_mul_(list(gradients), (largest / (norm + 1e-6)).clamp(max=1.0))

@@ -47,9 +47,10 @@ class TrainView(Observer):
         state, cfg = trainer.state, trainer.cfg
         self.before = (state.tokens, state.seconds)
         self.peak = machine.matmul_speed(trainer.device, trainer.dtype)
-        parameters = trainer.model.num_parameters()
+        parameters, group = trainer.model.num_parameters(), trainer.group
+        shared = f", {group.cfg.kind} over {group.size} processes" if group.size > 1 else ""
         self.message(
-            f"{parameters / 1e6:.1f}M parameters on {trainer.device}, {str(trainer.dtype).split('.')[-1]}; "
+            f"{parameters / 1e6:.1f}M parameters on {trainer.device}, {str(trainer.dtype).split('.')[-1]}{shared}; "
             f"matrix products here run at {self.peak / 1e9:.0f} GFLOP/s; "
             f"{trainer.corpus.train.n_tokens / 1e6:.1f}M training tokens"
         )
@@ -73,7 +74,7 @@ class TrainView(Observer):
         tokens, seconds = self.before
         if record["seconds"] > seconds:
             self.speed = (record["tokens"] - tokens) / (record["seconds"] - seconds)
-            self.share = self.speed * self.trainer.flops_per_token / self.peak
+            self.share = self.speed * self.trainer.flops_per_token / (self.peak * self.trainer.group.size)
         self.before = (record["tokens"], record["seconds"])
         line = (
             f"step {record['step']}  loss {record['loss']:.4f}  lr {record['lr']:.2e}  "

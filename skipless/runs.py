@@ -22,6 +22,7 @@ from skipless.config import RunConfig, explain
 from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
 from skipless.nn.model import CausalLM, MaskedLM
+from skipless.parallel import Channel
 
 MODELS: dict[str, type[CausalLM] | type[MaskedLM]] = {"causal": CausalLM, "masked": MaskedLM}
 
@@ -57,9 +58,9 @@ class Run:
         """How its text becomes tokens."""
         return self.folder / "tokenizer.json"
 
-    def checkpoints(self, keep_last: int = 2) -> Checkpoints:
-        """Its checkpoints."""
-        return Checkpoints(self.folder / "checkpoints", keep_last=keep_last)
+    def checkpoints(self, keep_last: int = 2, crew: Channel | None = None) -> Checkpoints:
+        """Its checkpoints; a crew saves them together."""
+        return Checkpoints(self.folder / "checkpoints", keep_last=keep_last, crew=crew)
 
     @property
     def exists(self) -> bool:

@@ -13,7 +13,7 @@ import signal
 import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from types import FrameType
@@ -29,7 +29,9 @@ from skipless.batches import training_batch
 from skipless.checkpoint import (
     NO_ROOM,
     BackgroundSaver,
+    Bystander,
     Checkpoint,
+    Checkpoints,
     DiskFull,
     load_optimizer,
     optimizer_tensors,
@@ -38,14 +40,16 @@ from skipless.checkpoint import (
 )
 from skipless.config import RunConfig, differences
 from skipless.data import Corpus, prepare
+from skipless.data.draws import mix
 from skipless.errors import UserError
 from skipless.evaluate import Evaluation, evaluate
 from skipless.generate import Sampling, sample_text
 from skipless.health import health
-from skipless.inspect import flops_per_token, training_memory
+from skipless.inspect import flops_per_token, plan
 from skipless.nn.layers import WithGains
-from skipless.nn.model import CausalLM
-from skipless.optim import batch_rows, gradient_norm, learning_rate, make_optimizers, set_lr
+from skipless.nn.model import IGNORED, CausalLM
+from skipless.optim import batch_rows, clip_gradients, learning_rate, make_optimizers, set_lr
+from skipless.parallel import Group, join, restarted
 from skipless.runs import MODELS, Run
 from skipless.trackers import Trackers, check_trackers
 
@@ -150,11 +154,31 @@ class Journal:
         self.file.close()
 
 
-class Signals:
-    """Notes SIGINT and SIGTERM while it is entered; the second one of them ends the process at once."""
+class NoJournal(Journal):
+    """The journal of a process that writes none."""
 
     def __init__(self) -> None:
-        self.received: int | None = None
+        pass
+
+    def append(self, record: dict[str, Any]) -> None:
+        """The first process writes it."""
+
+    def position(self) -> int:
+        """Nowhere."""
+        return 0
+
+    def cut(self, position: int) -> None:
+        """There is nothing to cut."""
+
+    def close(self) -> None:
+        """There is nothing to close."""
+
+
+class Signals:
+    """Tells a group of SIGINT and SIGTERM while it is entered; for one process a second one ends it at once."""
+
+    def __init__(self, group: Group) -> None:
+        self.group = group
 
     def __enter__(self) -> "Signals":
         self.before = {}
@@ -170,9 +194,9 @@ class Signals:
             signal.signal(number, handler)
 
     def _note(self, number: int, _frame: FrameType | None) -> None:
-        if self.received is not None:
+        if self.group.received and not self.group.patient:
             os._exit(128 + number)  # every file is written in one step, so there is nothing to tidy
-        self.received = number
+        self.group.received = number
 
 
 # --------------------------------------------------------------------------- the trainer
@@ -185,27 +209,55 @@ class Trainer:
     cfg: RunConfig
     corpus: Corpus
     observer: Observer = field(default_factory=Observer)
+    group: Group = field(default_factory=Group)
 
     def __post_init__(self) -> None:
-        train = self.cfg.train
-        self.device = machine.pick_device(train.device)
-        self.dtype = machine.pick_dtype(train.precision, self.device)
-        check_data(self.cfg, self.corpus)
-        causal, length = self.cfg.task == "causal", self.cfg.data.seq_len
-        memory = training_memory(self.cfg.model, train.micro_rows, causal=causal, length=length)
-        machine.check_memory(memory["total"], self.device, "this training")
+        train, group = self.cfg.train, self.group
+        with group.together():
+            self._check()
         for seed in (torch.manual_seed, random.seed, np.random.seed):  # all that a checkpoint holds
             seed(train.seed % 2**32)
-        self.model = MODELS[self.cfg.task](self.cfg.model).to(self.device)
+        self.model = group.build(lambda: MODELS[self.cfg.task](self.cfg.model), self.device)
         self.model.tokenizer = self.corpus.tokenizer
-        self.names = {parameter: name for name, parameter in self.model.named_parameters()}
-        self.optimizers = make_optimizers(self.model, train)
-        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.state = State()
-        self.rng = rng_state()
-        self.tokens_per_row = self.cfg.data.seq_len - (self.cfg.data.packing == "chunks")
-        self.flops_per_token = flops_per_token(self.cfg.model, length)["training"]
+        self.rng = rng_state() if group.leads else self._own_rng()
         self._compile()
+        most = group.share(train.batch_size)[2]
+        group.wrap(self.model, self.device, self.dtype, accumulates=most > train.micro_rows)
+        self.names = {parameter: name for name, parameter in self.model.named_parameters()}
+        self.optimizers = make_optimizers(self.model, train, group)
+        self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
+        self.tokens_per_row = self.cfg.data.seq_len - (self.cfg.data.packing == "chunks")
+        self.flops_per_token = flops_per_token(self.cfg.model, self.cfg.data.seq_len)["training"]
+        with self.autocast():
+            group.settle(lambda: self.model.loss(*self._on_device(*training_batch(self.cfg, self.corpus, 0, 1))))
+
+    def _check(self) -> None:
+        """Raise where this process cannot do its part."""
+        cfg, group = self.cfg, self.group
+        self.device = group.device(cfg.train.device)
+        self.dtype = machine.pick_dtype(cfg.train.precision, self.device)
+        if self.dtype == torch.float16 and cfg.parallel.kind == "fsdp" and group.size > 1:
+            raise UserError("precision fp16 cannot go with parallel fsdp: use bf16")
+        check_data(cfg, self.corpus)
+        self.planned = plan(
+            cfg.model,
+            cfg.parallel,
+            group.size,
+            batch_size=cfg.train.batch_size,
+            micro_batch=cfg.train.micro_batch,
+            causal=cfg.task == "causal",
+            length=cfg.data.seq_len,
+        )
+        machine.check_memory(self.planned.memory["total"], self.device, "this training")
+
+    def _own_rng(self) -> dict[str, Any]:
+        """The random generators of a process other than the first: dropout must differ between them."""
+        torch.manual_seed(int(mix(self.cfg.train.seed, self.group.rank, self.state.step) % np.uint64(2**32)))
+        return rng_state()
+
+    def _on_device(self, *tensors: Tensor) -> list[Tensor]:
+        return [tensor.to(self.device) for tensor in tensors]
 
     def _compile(self) -> None:
         what = self.cfg.train.compile
@@ -263,7 +315,7 @@ class Trainer:
         norm = self._measure_gradient()
         self._check_finite(loss, norm.item())
         if train.clip is not None:
-            torch.nn.utils.clip_grads_with_norm_(list(self.names), train.clip, norm)
+            clip_gradients([self.group.local(gradient) for gradient in self._gradients()], train.clip, norm)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
             optimizer.zero_grad(set_to_none=True)
@@ -273,20 +325,41 @@ class Trainer:
         state.tokens += rows * self.tokens_per_row
         state.loss_sum += loss
         state.loss_count += 1
-        state.seconds += time.perf_counter() - start
+        spent = time.perf_counter() - start
+        # a budget in time has to end for all at once, by the first one's clock
+        state.seconds += spent if train.minutes is None else self.group.gather([spent])[0][0]
         return {"lr": lr, "grad_norm": norm.item(), "batch_size": rows}
 
     def _accumulate(self, rows: int) -> float:
-        """Add up the gradients of `rows` sequences, a micro-batch at a time, and return their mean loss."""
-        micro, total = self.cfg.train.micro_rows, torch.zeros((), device=self.device)
-        for offset in range(0, rows, micro):
-            count = min(micro, rows - offset)
-            ids, labels = training_batch(self.cfg, self.corpus, self.state.sequences + offset, count)
-            with self.autocast():
-                loss = self.model.loss(ids.to(self.device), labels.to(self.device)) * (count / rows)
-            self.scaler.scale(loss).backward()
+        """Add up the gradients of `rows` sequences, a micro-batch at a time, and return the mean loss of a token.
+
+        It is the mean over all processes: each one's loss is weighted by its part of the tokens that are predicted, and
+        then by the number of processes, for the gradients are averaged over these.
+        """
+        batches, group = self._micro_batches(rows), self.group
+        (predicted,) = group.sum(sum(count for _, _, count in batches))
+        total = torch.zeros((), device=self.device)
+        for number, (ids, labels, count) in enumerate(batches):
+            with group.accumulating(last=number == len(batches) - 1):
+                with self.autocast():
+                    loss = group.forward(self.model.loss, *self._on_device(ids, labels)) * (count / predicted)
+                self.scaler.scale(loss * group.size).backward()
             total += loss.detach()
-        return total.item()
+        return group.sum(total.item())[0]
+
+    def _micro_batches(self, rows: int) -> list[tuple[Tensor, Tensor, int]]:
+        """Inputs, labels and how many labels count, of this process's part of the next `rows` sequences.
+
+        All processes have as many: one whose part is shorter goes along with a sequence that does not count.
+        """
+        start, end, most = self.group.share(rows)
+        batches = []
+        for first in range(start, start + most, self.cfg.train.micro_rows):
+            count = min(self.cfg.train.micro_rows, end - first)
+            number = self.state.sequences + (first if count > 0 else 0)
+            ids, labels = training_batch(self.cfg, self.corpus, number, max(count, 1))
+            batches.append((ids, labels, int((labels != IGNORED).sum()) if count > 0 else 0))
+        return batches
 
     def autocast(self) -> torch.autocast:
         """Matrix products in the type that was picked."""
@@ -295,7 +368,10 @@ class Trainer:
     def _measure_gradient(self) -> Tensor:
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        return gradient_norm(self.names)
+        return self.group.norm(self._gradients())
+
+    def _gradients(self) -> list[Tensor]:
+        return [parameter.grad for parameter in self.names if parameter.grad is not None]
 
     def _check_finite(self, loss: float, norm: float) -> None:
         scaled = self.scaler.is_enabled()  # then a gradient that overflows is skipped, and the scale goes down
@@ -308,37 +384,45 @@ class Trainer:
     @torch.no_grad()
     def _first_bad_activation(self) -> str:
         """Run the batch again and say where it first is not finite."""
-        found: list[str] = []
+        parts = {"the embedding": self.model.embedding, "the last norm": self.model.norm}
+        parts |= {f"layer {number + 1}": block for number, block in enumerate(self.model.blocks)}
+        found: set[str] = set()
 
         def look(name: str) -> Callable[..., None]:
             def hook(_module: object, _args: object, output: Any) -> None:
                 if isinstance(output, Tensor) and not output.isfinite().all():
-                    found.append(name)
+                    found.add(name)
 
             return hook
 
-        parts = {"the embedding": self.model.embedding, "the last norm": self.model.norm}
-        parts |= {f"layer {number + 1}": block for number, block in enumerate(self.model.blocks)}
         hooks = [part.register_forward_hook(look(name)) for name, part in parts.items()]
-        micro = self.cfg.train.micro_rows
         with self.autocast():
-            for offset in range(0, self.cfg.train.batch_size, micro):
-                ids, _ = training_batch(self.cfg, self.corpus, self.state.sequences + offset, micro)
-                self.model.hidden(ids.to(self.device))
-                if found:
-                    break
+            for ids, _, _ in self._micro_batches(batch_rows(self.cfg.train, self.progress())):
+                self.group.look(self.model.hidden, ids.to(self.device))
         for handle in hooks:
             handle.remove()
-        return found[0] if found else "the head"
+        anywhere = {name for names in self.group.exchange(sorted(found)) for name in names}
+        order = ["the embedding", *(name for name in parts if name.startswith("layer")), "the last norm"]
+        return next((name for name in order if name in anywhere), "the head")
 
     def _bad_gradient(self) -> str:
         """The parameter nearest to the loss whose gradient is not finite."""
-        bad = [name for p, name in self.names.items() if p.grad is not None and not p.grad.isfinite().all()]
+        bad = self._not_finite({name: p.grad for p, name in self.names.items() if p.grad is not None})
         inside = [name for name in bad if name.startswith("blocks.")]
         if not inside:
             return bad[0] if bad else "the sum of all gradients"
         last = max(inside, key=lambda name: int(name.split(".")[1]))
         return f"layer {int(last.split('.')[1]) + 1} ({last})"
+
+    def _not_finite(self, named: dict[str, Tensor]) -> list[str]:
+        """The names of tensors that are not finite in some process."""
+        here = [name for name, tensor in named.items() if not self.group.local(tensor).isfinite().all()]
+        anywhere = {name for names in self.group.exchange(here) for name in names}
+        return [name for name in named if name in anywhere]
+
+    def bad_parameters(self) -> list[str]:
+        """The names of parameters that are not finite."""
+        return self._not_finite({name: parameter.detach() for parameter, name in self.names.items()})
 
     # ------------------------------------------------------------------ what is measured
 
@@ -348,14 +432,15 @@ class Trainer:
         for path, module in self.model.named_modules():
             if isinstance(module, WithGains):
                 for name in module.initial_gains:
-                    values = module.get_parameter(name).detach().flatten().tolist()
+                    values = self.group.whole(module.get_parameter(name).detach()).flatten().tolist()
                     found[f"{path}.{name}"] = values[0] if len(values) == 1 else values
         return found
 
     def evaluate(self, between: Callable[[], None] = lambda: None) -> Evaluation:
         """The held-out loss so far."""
+        rows = self.cfg.train.eval_rows
         with self.autocast():
-            return evaluate(self.model, self.cfg, self.corpus, max_rows=self.cfg.train.eval_rows, between=between)
+            return evaluate(self.model, self.cfg, self.corpus, max_rows=rows, between=between, group=self.group)
 
     # ------------------------------------------------------------------- save and restore
 
@@ -369,11 +454,13 @@ class Trainer:
     def description(self) -> dict[str, Any]:
         """Everything else."""
         remembered = [optimizer_tensors(optimizer, self._names_in(optimizer))[1] for optimizer in self.optimizers]
+        rng, *others = self.group.exchange(rng_state())
         return {
             "state": asdict(self.state),
             "optimizers": remembered,
             "scaler": self.scaler.state_dict(),
-            "rng": rng_state(),
+            "rng": rng,
+            "rng_of_others": others,
             "data": self.corpus.fingerprint,
         }
 
@@ -390,17 +477,21 @@ class Trainer:
         if len(checkpoint.state["optimizers"]) != len(self.optimizers):
             raise UserError(f"{checkpoint.path} was made with another optimiser than {self.cfg.train.optimizer!r}")
         try:
-            self.model.load_state_dict(checkpoint.tensors("model"))
+            self.model.load_state_dict(self.group.loaded(checkpoint, "model", self.model.state_dict()))
         except RuntimeError as error:
             first = str(error).splitlines()[1].strip()
             raise UserError(f"{checkpoint.path} holds another model than the configuration: {first}") from None
         for number, optimizer in enumerate(self.optimizers):
-            remembered = checkpoint.state["optimizers"][number]
-            load_optimizer(optimizer, self._names_in(optimizer), checkpoint.tensors(f"optimizer{number}"), remembered)
+            remembered, names = checkpoint.state["optimizers"][number], self._names_in(optimizer)
+            described = remembered["parameters"]
+            targets = {f"{n}/{key}": p for p, n in names.items() for key in described.get(n, {}).get("tensors", ())}
+            tensors = self.group.loaded(checkpoint, f"optimizer{number}", targets)
+            load_optimizer(optimizer, names, tensors, remembered)
         if checkpoint.state["scaler"]:
             self.scaler.load_state_dict(checkpoint.state["scaler"])
         self.state = State(**checkpoint.state["state"])
-        self.rng = checkpoint.state["rng"]
+        known = [checkpoint.state["rng"], *checkpoint.state.get("rng_of_others", ())]
+        self.rng = known[self.group.rank] if self.group.rank < len(known) else self._own_rng()
 
 
 # ------------------------------------------------------------------------------ the run
@@ -413,11 +504,13 @@ class Session:
     trainer: Trainer
     run: Run
     trackers: Trackers
-    saver: BackgroundSaver
-    signals: Signals
+    saver: BackgroundSaver | Bystander
 
     def __post_init__(self) -> None:
-        self.metrics, self.samples = Journal(self.run.metrics_file), Journal(self.run.samples_file)
+        self.group = self.trainer.group
+        self.group.where = lambda: f"step {self.trainer.state.step + 1}"
+        files = (self.run.metrics_file, self.run.samples_file)
+        self.metrics, self.samples = (Journal(path) if self.group.leads else NoJournal() for path in files)
         self.started = self.trainer.state.step
         self.saved: int | None = None
 
@@ -436,7 +529,7 @@ class Session:
         self.saver.wait()
 
     def _between_steps(self) -> None:
-        """What is due at this step: evaluation, samples, health, a checkpoint; and a look at the signals."""
+        """What is due at this step: evaluation, samples, a checkpoint; and a look at the signals."""
         train, state, over = self.trainer.cfg.train, self.trainer.state, self.trainer.done()
         self._heed_signals()
         if state.evaluated != state.step and (over or _due(state.step, train.eval_every)):
@@ -448,10 +541,15 @@ class Session:
         self._heed_signals()
 
     def _heed_signals(self) -> None:
-        if self.signals.received is not None:
+        if self.group.signal:
             self._save()
             self.saver.wait()
-            raise Interrupted(self.signals.received, self.trainer.state.step)
+            raise Interrupted(self.group.signal, self.trainer.state.step)
+
+    def _ask_for_signals(self) -> None:
+        """As `_heed_signals`, where the processes have not talked for a while."""
+        self.group.gather()
+        self._heed_signals()
 
     def _log(self, measured: dict[str, float]) -> None:
         train, state = self.trainer.cfg.train, self.trainer.state
@@ -462,12 +560,12 @@ class Session:
         if _due(state.step, train.gains_every):
             values["gains"] = self.trainer.gains()
         if _due(state.step, train.health_every):
-            values["health"] = health(self.trainer.model, self.trainer.cfg, self.trainer.corpus)
+            values["health"] = self.group.look(health, self.trainer.model, self.trainer.cfg, self.trainer.corpus)
         if values:
             self._write(self._record(**values))
 
     def _evaluate(self) -> None:
-        result = self.trainer.evaluate(between=self._heed_signals)
+        result = self.trainer.evaluate(between=self._ask_for_signals)
         state = self.trainer.state
         if not math.isfinite(result.loss):
             raise NonFinite(f"step {state.step}: the held-out loss is {result.loss}; the last checkpoint is as it was")
@@ -483,7 +581,7 @@ class Session:
         if not isinstance(self.trainer.model, CausalLM) or not cfg.train.sample_every:
             return
         sampling = Sampling(temperature=0.8, seed=cfg.train.seed + state.step)
-        text = sample_text(self.trainer.model, cfg.train.sample_prompt, SAMPLE_TOKENS, sampling)
+        text = self.group.look(sample_text, self.trainer.model, cfg.train.sample_prompt, SAMPLE_TOKENS, sampling)
         self.samples.append({"step": state.step, "prompt": cfg.train.sample_prompt, "text": text})
         self.trackers.text(state.step, "sample", text)
 
@@ -501,13 +599,13 @@ class Session:
         state = self.trainer.state
         if self.saved == state.step:
             return
-        bad = [name for parameter, name in self.trainer.names.items() if not parameter.isfinite().all()]
+        bad = self.trainer.bad_parameters()
         if bad:  # an update can be too large by one step before a loss shows it
             raise NonFinite(f"step {state.step}: {bad[0]} is not finite, so it is not saved; earlier checkpoints are")
         journals = {"metrics": self.metrics.position(), "samples": self.samples.position()}
         score = state.valid_loss if state.evaluated == state.step else None
         description = {**self.trainer.description(), "journals": journals}
-        self.saver.submit(state.step, self.trainer.tensors(), description, score)
+        self.saver.submit(state.step, self.group.to_save(self.trainer.tensors()), description, score)
         self.saved = state.step
 
     def close(self) -> None:
@@ -534,32 +632,55 @@ def train(
     """Train `cfg` in the folder of a run, from the beginning or, with `resume`, from its newest valid checkpoint."""
     observer = observer or Observer()
     run = Run(Path(folder))
-    check_trackers(trackers)
-    if run.exists and not resume:
-        raise UserError(f"run {str(run.folder)!r} exists already: go on with --resume auto, or give another --name")
-    machine.pick_dtype(cfg.train.precision, machine.pick_device(cfg.train.device))
-    corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
-    cfg = fit_vocabulary(cfg, corpus)
-    trainer = Trainer(cfg, corpus, observer)
-    make_folder(run.folder)
-    with RunLock(run.folder):
-        checkpoints = run.checkpoints(cfg.train.keep_last)
-        if checkpoints.folder.exists():
-            sweep(checkpoints.folder)
-        _check_same(run, cfg, accept_changes=accept_changes)
-        checkpoint = _find(run, observer) if resume else None
+    with join(cfg.parallel, cfg.train.device) as group, ExitStack() as stack:
+        resume = resume or any(group.exchange(restarted()))
+        with group.together():
+            check_trackers(trackers)
+            if run.exists and not resume:
+                raise UserError(
+                    f"run {str(run.folder)!r} exists already: go on with --resume auto, or give another --name"
+                )
+            machine.pick_dtype(cfg.train.precision, machine.pick_device(cfg.train.device))
+            corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
+        cfg = fit_vocabulary(cfg, corpus)
+        group.check_same("configuration", cfg.model_dump(mode="json"))
+        group.check_same("data", corpus.fingerprint)
+        trainer = Trainer(cfg, corpus, observer, group)
+        with group.together():
+            if group.leads:
+                _take(run, cfg, stack, accept_changes=accept_changes)
+        checkpoint = _find(run, group, observer) if resume else None
         if checkpoint is not None:
-            trainer.restore(checkpoint)
-        _describe(run, cfg, corpus)
-        log = Trackers(trackers, run.folder, cfg.model_dump(mode="json"), trainer.state.step, observer.message)
-        with Signals() as signals, BackgroundSaver(checkpoints) as saver:
-            session = Session(trainer, run, log, saver, signals)
-            with _closing(session, observer):
-                session.metrics.cut(checkpoint.state["journals"]["metrics"] if checkpoint else 0)
-                session.samples.cut(checkpoint.state["journals"]["samples"] if checkpoint else 0)
-                observer.begin(trainer)
-                session.loop()
+            with group.together():
+                trainer.restore(checkpoint)
+        if group.leads:
+            _describe(run, cfg, corpus)
+        _train(trainer, run, checkpoint, trackers if group.leads else [])
     return run
+
+
+def _take(run: Run, cfg: RunConfig, stack: ExitStack, *, accept_changes: bool) -> None:
+    """Make a run's folder this process's own for as long as the stack is open."""
+    make_folder(run.folder)
+    stack.enter_context(RunLock(run.folder))
+    checkpoints = run.checkpoints(cfg.train.keep_last)
+    if checkpoints.folder.exists():
+        sweep(checkpoints.folder)
+    _check_same(run, cfg, accept_changes=accept_changes)
+
+
+def _train(trainer: Trainer, run: Run, checkpoint: Checkpoint | None, trackers: Sequence[str]) -> None:
+    """One session, from the beginning or from a checkpoint that was restored."""
+    cfg, group, observer = trainer.cfg, trainer.group, trainer.observer
+    checkpoints = run.checkpoints(cfg.train.keep_last, crew=group.crew)
+    log = Trackers(trackers, run.folder, cfg.model_dump(mode="json"), trainer.state.step, observer.message)
+    with Signals(group), BackgroundSaver(checkpoints) if group.saves else Bystander() as saver:
+        session = Session(trainer, run, log, saver)
+        with _closing(session, observer):
+            session.metrics.cut(checkpoint.state["journals"]["metrics"] if checkpoint else 0)
+            session.samples.cut(checkpoint.state["journals"]["samples"] if checkpoint else 0)
+            observer.begin(trainer)
+            session.loop()
 
 
 @contextmanager
@@ -589,7 +710,8 @@ def fit_vocabulary(cfg: RunConfig, corpus: Corpus) -> RunConfig:
 
 def _check_same(run: Run, cfg: RunConfig, *, accept_changes: bool) -> None:
     """Raise where a run that exists was started with another configuration."""
-    changed = differences(run.config(), cfg) if run.exists else {}
+    # how processes share a run changes nothing in it
+    changed = differences(run.config(), cfg.replace(parallel=run.config().parallel)) if run.exists else {}
     if changed and not accept_changes:
         listed = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in changed.items())
         raise UserError(
@@ -613,10 +735,19 @@ def _describe(run: Run, cfg: RunConfig, corpus: Corpus) -> None:
     )
 
 
-def _find(run: Run, observer: Observer) -> Checkpoint | None:
-    checkpoint, damaged = run.checkpoints().latest_valid()
-    for path, reason in damaged:
-        observer.message(f"skipped the damaged checkpoint {path.name}: {reason}")
-    if checkpoint is not None:
-        observer.message(f"going on from step {checkpoint.step}")
+def _find(run: Run, group: Group, observer: Observer) -> Checkpoint | None:
+    """The newest valid checkpoint: the first process finds and verifies it, the others open the same."""
+    checkpoint: Checkpoint | None = None
+    with group.together():
+        if group.leads:
+            checkpoint, damaged = run.checkpoints().latest_valid()
+            for path, reason in damaged:
+                observer.message(f"skipped the damaged checkpoint {path.name}: {reason}")
+    name = group.exchange(checkpoint.path.name if checkpoint else None)[0]
+    if name is None:
+        return None
+    with group.together():
+        checkpoint = checkpoint or Checkpoints.load(run.checkpoints().folder / name, verified=True)
+    assert checkpoint is not None
+    observer.message(f"going on from step {checkpoint.step}")
     return checkpoint

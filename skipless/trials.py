@@ -6,21 +6,21 @@ from typing import Any
 
 from skipless.config import RunConfig
 from skipless.data import prepare
-from skipless.inspect import training_memory
+from skipless.parallel import join
 from skipless.train import Observer, Trainer, fit_vocabulary
 
 
 def dry_run(cfg: RunConfig, *, observer: Observer | None = None, cache_dir: Path | None = None) -> dict[str, Any]:
     """Prepare the data, build the model, train one step, and keep nothing of it but figures."""
     observer = observer or Observer()
-    corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
-    cfg = fit_vocabulary(cfg, corpus)
-    trainer = Trainer(cfg, corpus, observer)
-    causal, length = cfg.task == "causal", cfg.data.seq_len
-    memory = training_memory(cfg.model, cfg.train.micro_rows, causal=causal, length=length)
-    start = time.perf_counter()
-    trainer.step()
-    seconds = time.perf_counter() - start
+    with join(cfg.parallel, cfg.train.device) as group:
+        with group.together():
+            corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
+        cfg = fit_vocabulary(cfg, corpus)
+        trainer = Trainer(cfg, corpus, observer, group)
+        start = time.perf_counter()
+        trainer.step()
+        seconds = time.perf_counter() - start
     state, train = trainer.state, cfg.train
     per_token = seconds / state.tokens
     if train.minutes is not None:
@@ -33,7 +33,7 @@ def dry_run(cfg: RunConfig, *, observer: Observer | None = None, cache_dir: Path
     return {
         "config": cfg.model_dump(mode="json"),
         "parameters": trainer.model.num_parameters(),
-        "memory": memory,
+        "memory": trainer.planned.memory,
         "train_tokens": corpus.train.n_tokens,
         "loss": state.loss_sum,
         "step_seconds": seconds,

@@ -1,6 +1,7 @@
 """The command line's frame: one `app`, the exit statuses, and the options that commands share."""
 
 import errno
+import os
 import sys
 from collections.abc import Sequence
 from pathlib import Path
@@ -39,7 +40,7 @@ def run(arguments: list[str]) -> int:
     try:
         status = app(arguments, standalone_mode=False)
     except UserError as error:
-        _fail(str(error))
+        _fail(str(error), loud=_speaks(error))
         return getattr(error, "status", BAD_INPUT)
     except BrokenPipeError:  # whoever read what is printed has seen enough
         sys.stdout = None
@@ -52,7 +53,7 @@ def run(arguments: list[str]) -> int:
         return 130
     except Exception as error:
         if hasattr(error, "status"):  # training that stopped by itself or was asked to
-            _fail(str(error))
+            _fail(str(error), loud=_speaks(error))
             return error.status  # pyrefly: ignore
         if isinstance(error, CLICK_ERROR):
             return _fail(_usage_message(error))
@@ -72,8 +73,13 @@ def _usage_message(error: Any) -> str:
     return f"{error.format_message().rstrip('.')} (see `{command} --help`)"
 
 
-def _fail(message: str) -> int:
-    if message:  # it is empty where typer has shown the help instead
+def _speaks(error: Exception) -> bool:
+    """Whether this process says what happened to all: of those that torchrun started on a machine, the first one."""
+    return getattr(error, "loud", os.environ.get("LOCAL_RANK", "0") == "0")
+
+
+def _fail(message: str, *, loud: bool = True) -> int:
+    if message and loud:  # it is empty where typer has shown the help instead
         print(f"skipless: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
 

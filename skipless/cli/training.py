@@ -34,6 +34,9 @@ def train(
     batch_size: Annotated[int | None, typer.Option(help="Sequences in a step.")] = None,
     lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
     seed: Annotated[int | None, typer.Option(help="Of weights, data order and samples.")] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="Under torchrun: ddp (whole models) or fsdp (shares of one).  [default: ddp]")
+    ] = None,
     settings: SetOption = None,
     resume: Annotated[str | None, typer.Option(help="`auto`: go on from the newest valid checkpoint.")] = None,
     accept_changes: Annotated[
@@ -62,6 +65,8 @@ def train(
     - `skipless train --name baseline --resume auto --block pre-ln --steps 500 --lr 1e-3`
 
     - `skipless train --recipe codeparrot --block sas --set train.precision=bf16 --dry-run`
+
+    - `torchrun --nproc-per-node 8 --max-restarts 3 -m skipless train --recipe codeparrot --parallel fsdp`
     """
     if resume not in (None, "auto"):
         raise UserError(f"--resume takes auto, got {resume!r}")
@@ -77,6 +82,7 @@ def train(
         "train.batch_size": batch_size,
         "train.lr": lr,
         "train.seed": seed,
+        "parallel.kind": parallel,
     }
     cfg = resolve(recipe, config, block, given, settings)
     trackers = [] if track == "none" else [one.strip() for one in track.split(",")]
@@ -88,14 +94,18 @@ def train(
 
     from skipless import display
     from skipless.experiments.report import as_dict, summarise
+    from skipless.parallel import first_process
     from skipless.progress import TrainView
+    from skipless.train import Observer
     from skipless.train import train as run_training
     from skipless.trials import dry_run as rehearse
 
-    view = TrainView(Console(stderr=as_json))
+    speaks = first_process()
+    view = TrainView(Console(stderr=as_json)) if speaks else Observer()
     if dry_run:
         outcome = rehearse(cfg, observer=view, cache_dir=cache_dir)
-        print(json.dumps(outcome)) if as_json else display.show_rehearsal(outcome)
+        if speaks:
+            print(json.dumps(outcome)) if as_json else display.show_rehearsal(outcome)
         return
     run = run_training(
         cfg,
@@ -106,6 +116,8 @@ def train(
         observer=view,
         cache_dir=cache_dir,
     )
+    if not speaks:
+        return
     if as_json:
         print(json.dumps({"run": str(run.folder), **as_dict(summarise(run))}))
     else:

@@ -224,7 +224,7 @@ class MaskedLM(_LanguageModel):
             masked = (labels != IGNORED).nonzero().squeeze(-1)
             hidden, labels = hidden[masked], labels[masked]
             if not len(masked):
-                return hidden.sum()  # nothing was asked: zero, with a gradient of zero
+                return F.linear(hidden, self.head_weight).sum()  # nothing was asked: zero, with a gradient of zero
         return self.token_loss(hidden, labels)
 
 

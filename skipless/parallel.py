@@ -1,0 +1,548 @@
+"""Several processes that train one model, as torchrun starts them.
+
+`join` gives a process its `Group`: `Group` itself for one process alone, `Replicated` (DDP) or `Sharded` (FSDP2) for
+many. The rest of the library asks the group and does not know which one it has.
+
+Global means global: the sequences of a step, their number and the mean over their tokens do not depend on the number of
+processes, which only share them. Nothing is pickled: what processes say to each other besides weights and gradients are
+numbers and JSON (PyTorch's own object collectives would pickle).
+
+Every method that talks has to be called by every process at the same point; its docstring says so with "all".
+"""
+
+import json
+import os
+import time
+from collections.abc import Callable, Iterator, Mapping, Sequence
+from contextlib import AbstractContextManager, contextmanager, nullcontext
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any
+
+import torch
+from torch import Tensor, nn
+
+from skipless import machine
+from skipless.config import ParallelConfig
+from skipless.errors import UserError
+
+if TYPE_CHECKING:
+    from torch.distributed import ProcessGroup, Store
+
+    from skipless.checkpoint import Checkpoint
+    from skipless.nn.model import CausalLM, MaskedLM
+
+    Model = CausalLM | MaskedLM
+
+NamedTensors = Mapping[str, Tensor]
+
+COMMUNICATION = ("gloo", "nccl", "connection closed", "connection reset", "timed out")
+"""What stands in the message of an error that another process caused."""
+
+GRACE = 2.0
+"""Seconds that are given to the others to say that they are still there."""
+
+POLL = 0.05
+"""Seconds between two looks at who is ready."""
+
+
+class LostRank(Exception):
+    """Another process ended or does not answer. The last checkpoint is intact. `loud` is true for one of those left."""
+
+    status = 3
+
+    def __init__(self, message: str, *, loud: bool) -> None:
+        super().__init__(message)
+        self.loud = loud
+
+
+def first_process() -> bool:
+    """Whether this is the process that prints and writes; known before the processes have met."""
+    return int(os.environ.get("RANK", "0")) == 0
+
+
+# ----------------------------------------------------------------------------- what is said
+
+
+class Channel:
+    """What processes say to each other: numbers and JSON. Without a process group this one talks to itself."""
+
+    def __init__(self, rank: int = 0, size: int = 1, over: "ProcessGroup | None" = None) -> None:
+        self.rank, self.size, self._over = rank, size, over
+        self.received = 0
+        """The signal that this process was sent, if any."""
+        self._known = 0
+
+    @property
+    def leads(self) -> bool:
+        """Whether this is the process that writes."""
+        return self.rank == 0
+
+    @property
+    def signal(self) -> int:
+        """The signal that any process was sent, as of the last `gather`: the same for all, 0 if there was none."""
+        return self.received if self.size == 1 else self._known
+
+    def gather(self, values: Sequence[float] = ()) -> list[list[float]]:
+        """All: everyone's values by rank. A signal that somebody received travels along."""
+        if self.size == 1:
+            return [list(values)]
+        own = torch.tensor([self.received, *values], dtype=torch.float64)
+        rows = [row.tolist() for row in self._all_gather(own)]
+        self._known = int(max(row[0] for row in rows))
+        return [row[1:] for row in rows]
+
+    def sum(self, *values: float) -> list[float]:
+        """All: the sums over all processes, added in the order of the ranks, so the same everywhere."""
+        return [sum(column) for column in zip(*self.gather(values), strict=True)]
+
+    def exchange(self, value: Any) -> list[Any]:
+        """All: everyone's value by rank, as JSON."""
+        if self.size == 1:
+            return [value]
+        text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
+        sizes = [int(size) for size in self._all_gather(torch.tensor([text.numel()]))]
+        padded = nn.functional.pad(text, (0, max(sizes) - text.numel()))
+        texts = zip(self._all_gather(padded), sizes, strict=True)
+        return [json.loads(bytes(other[:size].tolist())) for other, size in texts]
+
+    def _all_gather(self, tensor: Tensor) -> list[Tensor]:
+        import torch.distributed as dist
+
+        found = [torch.empty_like(tensor) for _ in range(self.size)]
+        dist.all_gather(found, tensor, group=self._over)
+        return found
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """All: what is done in this block is done by all, or a UserError of any process is raised in every one."""
+        if self.size == 1:
+            yield
+            return
+        problem: UserError | None = None
+        try:
+            yield
+        except UserError as error:
+            problem = error
+        said = self.exchange(None if problem is None else {"text": str(problem), "status": _status(problem)})
+        rank, first = next(((rank, one) for rank, one in enumerate(said) if one), (0, None))
+        if first is not None:
+            error = UserError(first["text"] if rank == 0 else f"rank {rank}: {first['text']}")
+            error.status = first["status"]  # pyrefly: ignore
+            raise error from problem
+
+
+def _status(error: UserError) -> int:
+    return getattr(error, "status", 2)
+
+
+# -------------------------------------------------------------------------------- one process
+
+
+class Group(Channel):
+    """The processes of a training and how they share it: here one process, which does everything itself."""
+
+    def __init__(self, cfg: ParallelConfig | None = None, *args: Any) -> None:
+        super().__init__(*args)
+        self.cfg = cfg or ParallelConfig()
+        self.where: Callable[[], str] = lambda: "before the first step"
+        """Says how far the training is, for the message when a process is lost."""
+
+    @property
+    def crew(self) -> Channel:
+        """Those who write a checkpoint together, apart from the training: this process alone."""
+        return Channel()
+
+    @property
+    def patient(self) -> bool:
+        """Whether a second signal is borne: torchrun and Slurm both send one, and end who takes too long."""
+        return self.size > 1
+
+    def device(self, name: str) -> torch.device:
+        """The device by its name in a configuration."""
+        return machine.pick_device(name)
+
+    def check_same(self, what: str, value: Any) -> None:
+        """All: raise a UserError in every process if this value is not the same in all of them."""
+
+    def share(self, rows: int) -> tuple[int, int, int]:
+        """This process's part of `rows`: the first, the end, and the most that any process has."""
+        most = -(-rows // self.size)
+        return min(self.rank * most, rows), min((self.rank + 1) * most, rows), most
+
+    # -------------------------------------------------------------------- the model
+
+    def build(self, make: Callable[[], "Model"], device: torch.device) -> "Model":
+        """A model, by a function that makes it; `wrap` completes it."""
+        return make().to(device)
+
+    def wrap(self, model: "Model", device: torch.device, dtype: torch.dtype, *, accumulates: bool) -> None:
+        """All: share the model. Its parameters are then what the optimiser is to change."""
+
+    def settle(self, run: Callable[[], Tensor]) -> None:
+        """All: have the first backward pass, which may differ from the others, behind; `run` makes a loss."""
+
+    def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        """All: a function of the model with a gradient, such as its loss."""
+        return function(*args)
+
+    def look(self, function: Callable[..., Any], *args: Any) -> Any:
+        """All: a function of the model without a gradient."""
+        return function(*args)
+
+    def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+        """For a forward and a backward pass: gradients are added up across processes at the last one."""
+        return nullcontext()
+
+    # ----------------------------------------------------------------------- tensors
+
+    def local(self, tensor: Tensor) -> Tensor:
+        """This process's part of a parameter, a gradient, or what an optimiser remembers."""
+        return tensor
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        """All: the whole of it."""
+        return tensor
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        """All: the norm of all gradients together."""
+        return torch.nn.utils.get_total_norm([self.local(gradient) for gradient in gradients])
+
+    def to_save(self, parts: Mapping[str, NamedTensors]) -> Mapping[str, NamedTensors]:
+        """What this process writes of named tensors by file. To iterate over it may talk: all do, in one order."""
+        return parts
+
+    @property
+    def saves(self) -> bool:
+        """Whether this process takes part in writing, and not only in gathering."""
+        return self.leads
+
+    def loaded(self, checkpoint: "Checkpoint", stem: str, targets: NamedTensors) -> dict[str, Tensor]:
+        """What a checkpoint has in one file, each tensor in the form of the target of its name."""
+        return checkpoint.tensors(stem)
+
+
+# ------------------------------------------------------------------------------ many processes
+
+
+class Ranks(Group):
+    """Many processes. What is common to both ways to share a model."""
+
+    def __init__(self, cfg: ParallelConfig, store: "Store", rank: int, size: int) -> None:
+        super().__init__(cfg, rank, size)
+        self._store = store
+        self._barriers = 0
+        self.root: nn.Module = nn.Identity()
+
+    def device(self, name: str) -> torch.device:
+        device = super().device(name)
+        if device.type == "cpu" or device.index is not None:
+            return device
+        local, here = int(os.environ.get("LOCAL_RANK", "0")), torch.accelerator.device_count()
+        if local >= here:
+            raise UserError(f"process {local} of this machine has no {device.type} device: there are {here}")
+        torch.accelerator.set_device_index(local)
+        return torch.device(device.type, local)
+
+    @contextmanager
+    def together(self) -> Iterator[None]:
+        """As `Channel.together`, without a limit of time: preparing data may take one process hours."""
+        with super().together():
+            try:
+                yield
+            except UserError:
+                self._wait_for_all()
+                raise
+            self._wait_for_all()
+
+    def _wait_for_all(self) -> None:
+        self._barriers += 1
+        key = f"skipless/{self._barriers}"
+        self._store.add(key, 1)
+        while self._store.add(key, 0) < self.size:
+            time.sleep(POLL)
+
+    def check_same(self, what: str, value: Any) -> None:
+        said = self.exchange(value)
+        other = next((rank for rank, one in enumerate(said) if one != said[0]), None)
+        if other is not None:
+            detail = _difference(said[0], said[other])
+            raise UserError(f"rank {other} has another {what} than rank 0{detail}; every process needs the same")
+
+    @contextmanager
+    def guarded(self) -> Iterator[None]:
+        """A block in which an error that another process caused becomes a `LostRank`."""
+        try:
+            yield
+        except RuntimeError as error:
+            text = str(error).lower()
+            if not any(mark in text for mark in COMMUNICATION):
+                raise
+            raise self._lost(timed_out="timed out" in text or "timeout" in text) from error
+
+    def _lost(self, *, timed_out: bool) -> LostRank:
+        """Who is left says so in the store; who does not is the one that was lost."""
+        silent: list[int] = []
+        try:
+            self._store.set(f"skipless/left/{self.rank}", "1")
+            time.sleep(GRACE)
+            silent = [rank for rank in range(self.size) if not self._store.check([f"skipless/left/{rank}"])]
+        except RuntimeError:  # the store went with the process that was lost
+            pass
+        who = f"rank {', '.join(map(str, silent))}" if silent else "another process"
+        what = f"did not answer within {self.cfg.timeout:g} s" if timed_out else "has ended"
+        first_left = next(rank for rank in range(self.size) if rank not in silent)
+        return LostRank(f"{self.where()}: {who} {what}; the last checkpoint is intact", loud=self.rank == first_left)
+
+
+def _difference(one: Any, other: Any) -> str:
+    """Where two mappings first differ, by key."""
+    if not (isinstance(one, dict) and isinstance(other, dict)):
+        return ""
+    for key in {**one, **other}:
+        if one.get(key) != other.get(key):
+            inside = _difference(one.get(key), other.get(key))
+            return (
+                f".{key}{inside}" if inside.startswith(".") else f".{key}: {other.get(key)} instead of {one.get(key)}"
+            )
+    return ""
+
+
+class _Root(nn.Module):
+    """Calls a function of the model inside a forward pass, so that hooks on the whole model see any of them."""
+
+    def __init__(self, model: nn.Module) -> None:
+        super().__init__()
+        self.model = model
+
+    def forward(self, function: Callable[..., Any], *args: Any) -> Any:
+        return function(*args)
+
+
+class Replicated(Ranks):
+    """DDP: every process has the whole model; gradients are added up while the backward pass runs."""
+
+    def wrap(self, model: "Model", device: torch.device, dtype: torch.dtype, *, accumulates: bool) -> None:
+        from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook
+        from torch.nn.parallel import DistributedDataParallel
+
+        self.root = DistributedDataParallel(
+            _Root(model),
+            device_ids=None if device.type == "cpu" else [device.index],
+            broadcast_buffers=False,  # W_init is fixed
+            gradient_as_bucket_view=True,
+            static_graph=not accumulates,
+        )
+        if self.cfg.reduce == "bf16":
+            self.root.register_comm_hook(None, bf16_compress_hook)
+
+    def settle(self, run: Callable[[], Tensor]) -> None:
+        # After its first backward pass DDP puts gradients into other buckets, in which they may add up in another
+        # order. Had by every session before its first step, it is the same in one that resumes and one that goes on.
+        (self.forward(run) * 0).backward()
+        self.root.zero_grad(set_to_none=True)
+
+    def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        return self.root(function, *args)
+
+    def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+        return nullcontext() if last else self.root.no_sync()  # pyrefly: ignore
+
+
+class Sharded(Ranks):
+    """FSDP2: every process has a share of each tensor, by rows; a block is gathered when it is needed."""
+
+    def __init__(self, cfg: ParallelConfig, store: "Store", rank: int, size: int) -> None:
+        super().__init__(cfg, store, rank, size)
+        if size % cfg.replicas:
+            raise UserError(f"parallel.replicas {cfg.replicas} does not divide the {size} processes")
+        self.shards = size // cfg.replicas
+        self.shard = rank % self.shards
+        self._crew = Channel(rank, size, _new_group(range(size), cfg.timeout)) if cfg.checkpoint == "sharded" else None
+        self._initial: nn.Module | None = None
+
+    @property
+    def crew(self) -> Channel:
+        """A channel of its own, for a checkpoint is written by a thread while the training talks on."""
+        return self._crew or Channel()
+
+    # -------------------------------------------------------------------- the model
+
+    def build(self, make: Callable[[], "Model"], device: torch.device) -> "Model":
+        """Without memory: no process but the first, which draws the initial weights, ever has the whole model."""
+        self._initial = make() if self.leads else None
+        with torch.device("meta"):
+            return make()
+
+    def wrap(self, model: "Model", device: torch.device, dtype: torch.dtype, *, accumulates: bool) -> None:
+        from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
+
+        mesh = self._mesh(device)
+        self._shard_group = mesh.get_group("shard")
+        reduce = torch.bfloat16 if self.cfg.reduce == "bf16" else torch.float32
+        # Blocks are gathered in the type of their products. The embedding and the head stay as they are: the loss is
+        # made from them.
+        inside = MixedPrecisionPolicy(param_dtype=None if dtype == torch.float32 else dtype, reduce_dtype=reduce)
+        for block in model.blocks:
+            fully_shard(block, mesh=mesh, mp_policy=inside, reshard_after_forward=self.cfg.reshard)
+        self.root = _Root(model)
+        fully_shard(self.root, mesh=mesh, mp_policy=MixedPrecisionPolicy(reduce_dtype=reduce))
+        self._units: list[Any] = [*model.blocks, self.root]
+        model.to_empty(device=device)
+        self._fill(model, device)
+
+    def _mesh(self, device: torch.device) -> Any:
+        from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+
+        if self.cfg.replicas == 1:
+            return init_device_mesh(device.type, (self.size,), mesh_dim_names=("shard",))
+        ranks = torch.arange(self.size).view(self.cfg.replicas, self.shards)  # neighbours share a model
+        both = [
+            next(group for row, group in groups if self.rank in row)
+            for groups in (
+                [(row, _new_group(row, self.cfg.timeout)) for row in table.tolist()] for table in (ranks.T, ranks)
+            )
+        ]
+        return DeviceMesh.from_group(both, device.type, mesh=ranks, mesh_dim_names=("replicate", "shard"))
+
+    @torch.no_grad()
+    def _fill(self, model: "Model", device: torch.device) -> None:
+        """Give every process its share of the weights that the first one drew, a tensor at a time."""
+        import torch.distributed as dist
+
+        drawn = {} if self._initial is None else self._initial.state_dict()
+        for name, target in model.state_dict().items():
+            whole = drawn[name] if self.leads else torch.empty(target.shape, dtype=target.dtype)
+            whole = whole.to(device).contiguous()
+            dist.broadcast(whole, 0)
+            self.local(target).copy_(whole[self.rows(target)] if self.is_shared(target) else whole)
+        self._initial = None
+
+    def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
+        return self.root(function, *args)
+
+    def look(self, function: Callable[..., Any], *args: Any) -> Any:
+        with torch.no_grad():
+            found = self.root(function, *args)
+        for module in self._units:  # after a forward pass alone they may stay gathered
+            module.reshard()
+        return found
+
+    def accumulating(self, *, last: bool) -> AbstractContextManager[Any]:
+        self.root.set_requires_gradient_sync(last or self.cfg.shard_accumulated)  # pyrefly: ignore
+        return nullcontext()
+
+    # ----------------------------------------------------------------------- tensors
+
+    @staticmethod
+    def is_shared(tensor: Tensor) -> bool:
+        """Whether each process has a share of it."""
+        from torch.distributed.tensor import DTensor
+
+        return isinstance(tensor, DTensor)
+
+    def rows(self, tensor: Tensor) -> slice:
+        """Which rows of a tensor are this process's: equal parts, rounded up, so that the last ones may be empty."""
+        count = -(-tensor.shape[0] // self.shards)
+        return slice(min(self.shard * count, tensor.shape[0]), min((self.shard + 1) * count, tensor.shape[0]))
+
+    def local(self, tensor: Tensor) -> Tensor:
+        return tensor.to_local() if self.is_shared(tensor) else tensor  # pyrefly: ignore
+
+    def whole(self, tensor: Tensor) -> Tensor:
+        return tensor.full_tensor() if self.is_shared(tensor) else tensor  # pyrefly: ignore
+
+    def norm(self, gradients: Sequence[Tensor]) -> Tensor:
+        import torch.distributed as dist
+
+        own = [part for part in map(self.local, gradients) if part.numel()]
+        square = torch.nn.utils.get_total_norm(own).double().square()
+        dist.all_reduce(square, group=self._shard_group)
+        return square.sqrt().float()
+
+    @property
+    def saves(self) -> bool:
+        return self.leads or self.cfg.checkpoint == "sharded"
+
+    def to_save(self, parts: Mapping[str, NamedTensors]) -> Mapping[str, NamedTensors]:
+        if self.cfg.checkpoint == "whole":
+            return {stem: _Viewed(named, self.whole) for stem, named in parts.items()}
+        if self.rank >= self.shards:  # another copy of what the first ranks write
+            return {}
+        mine = {stem: {name: t for name, t in named.items() if self._writes(t)} for stem, named in parts.items()}
+        own = f"{self.shard + 1:05d}-of-{self.shards:05d}"
+        return {f"{stem}-{own}": _Viewed(named, self.local) for stem, named in mine.items()}
+
+    def _writes(self, tensor: Tensor) -> bool:
+        return self.local(tensor).numel() > 0 if self.is_shared(tensor) else self.leads
+
+    def loaded(self, checkpoint: "Checkpoint", stem: str, targets: NamedTensors) -> dict[str, Tensor]:
+        def wanted(name: str, shape: tuple[int, ...]) -> slice | None:
+            target = targets.get(name)
+            return self.rows(target) if fits(target, shape) and target is not None else None
+
+        def fits(target: Tensor | None, shape: tuple[int, ...]) -> bool:
+            return target is not None and self.is_shared(target) and tuple(target.shape) == shape
+
+        found = checkpoint.tensors(stem, wanted)
+        return {name: self._as(targets.get(name), tensor) for name, tensor in found.items()}
+
+    def _as(self, target: Tensor | None, rows: Tensor) -> Tensor:
+        """Rows as a share of a tensor like `target`, where they are one."""
+        if target is None or not self.is_shared(target) or rows.shape != self.local(target).shape:
+            return rows
+        shared = torch.empty_like(target)
+        self.local(shared).copy_(rows)
+        return shared
+
+
+class _Viewed(Mapping[str, Tensor]):
+    """Named tensors, each seen through a function when it is asked for: only one is whole at a time."""
+
+    def __init__(self, named: NamedTensors, view: Callable[[Tensor], Tensor]) -> None:
+        self.named, self.view = named, view
+
+    def __getitem__(self, name: str) -> Tensor:
+        return self.view(self.named[name])
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.named)
+
+    def __len__(self) -> int:
+        return len(self.named)
+
+
+KINDS: dict[str, type[Replicated] | type[Sharded]] = {"ddp": Replicated, "fsdp": Sharded}
+
+
+# -------------------------------------------------------------------------------- to and from
+
+
+def restarted() -> bool:
+    """Whether torchrun has started this process in the place of one that failed."""
+    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+
+
+@contextmanager
+def join(cfg: ParallelConfig, device: str = "auto") -> Iterator[Group]:
+    """The group that this process belongs to: torchrun's, or itself alone."""
+    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+        yield Group(cfg)
+        return
+    import torch.distributed as dist
+
+    limit = timedelta(seconds=cfg.timeout)
+    store, rank, size = next(dist.rendezvous("env://"))
+    # numbers and JSON go by gloo, from the CPU, whatever the weights go by
+    kind = machine.pick_device(device).type
+    backend = "cpu:gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    group = KINDS[cfg.kind](cfg, store, rank, size)
+    with group.guarded():
+        yield group
+    dist.destroy_process_group()  # not after an error: it could wait for those who are no longer there
+
+
+def _new_group(ranks: Sequence[int], timeout: float) -> Any:
+    import torch.distributed as dist
+
+    return dist.new_group(list(ranks), timeout=timedelta(seconds=timeout))
