@@ -10,6 +10,8 @@ numbers and JSON (PyTorch's own object collectives would pickle).
 Every method that talks has to be called by every process at the same point; its docstring says so with "all".
 """
 
+import gc
+import itertools
 import json
 import os
 import time
@@ -256,7 +258,7 @@ class Ranks(Group):
 
     def _wait_for_all(self) -> None:
         self._barriers += 1
-        key = f"skipless/{self._barriers}"
+        key = f"ready/{self._barriers}"
         self._store.add(key, 1)
         while self._store.add(key, 0) < self.size:
             time.sleep(POLL)
@@ -283,15 +285,25 @@ class Ranks(Group):
         """Who is left says so in the store; who does not is the one that was lost."""
         silent: list[int] = []
         try:
-            self._store.set(f"skipless/left/{self.rank}", "1")
+            self._store.set(f"left/{self.rank}", "1")
             time.sleep(GRACE)
-            silent = [rank for rank in range(self.size) if not self._store.check([f"skipless/left/{rank}"])]
+            silent = [rank for rank in range(self.size) if not self._store.check([f"left/{rank}"])]
         except RuntimeError:  # the store went with the process that was lost
             pass
         who = f"rank {', '.join(map(str, silent))}" if silent else "another process"
         what = f"did not answer within {self.cfg.timeout:g} s" if timed_out else "has ended"
         first_left = next(rank for rank in range(self.size) if rank not in silent)
         return LostRank(f"{self.where()}: {who} {what}; the last checkpoint is intact", loud=self.rank == first_left)
+
+
+    def leave(self) -> None:
+        """Let the shared model go while there are still processes to talk to.
+
+        Should DDP's own parts go last, they take PyTorch's threads with them while they hold Python's lock, for which
+        one of those threads may be waiting.
+        """
+        self.root = nn.Identity()
+        gc.collect()
 
 
 def _difference(one: Any, other: Any) -> str:
@@ -328,7 +340,7 @@ class Replicated(Ranks):
         self.root = DistributedDataParallel(
             _Root(model),
             device_ids=None if device.type == "cpu" else [device.index],
-            broadcast_buffers=False,  # W_init is fixed
+            forward_sync_buffers=False,  # W_init is fixed
             gradient_as_bucket_view=True,
             static_graph=not accumulates,
         )
@@ -511,6 +523,8 @@ class _Viewed(Mapping[str, Tensor]):
         return len(self.named)
 
 
+_MEETINGS = itertools.count()
+
 KINDS: dict[str, type[Replicated] | type[Sharded]] = {"ddp": Replicated, "fsdp": Sharded}
 
 
@@ -532,6 +546,7 @@ def join(cfg: ParallelConfig, device: str = "auto") -> Iterator[Group]:
 
     limit = timedelta(seconds=cfg.timeout)
     store, rank, size = next(dist.rendezvous("env://"))
+    store = dist.PrefixStore(f"skipless/{next(_MEETINGS)}", store)  # nothing is left in it of an earlier training
     # numbers and JSON go by gloo, from the CPU, whatever the weights go by
     kind = machine.pick_device(device).type
     backend = "cpu:gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
@@ -539,6 +554,7 @@ def join(cfg: ParallelConfig, device: str = "auto") -> Iterator[Group]:
     group = KINDS[cfg.kind](cfg, store, rank, size)
     with group.guarded():
         yield group
+    group.leave()
     dist.destroy_process_group()  # not after an error: it could wait for those who are no longer there
 
 

@@ -1,0 +1,95 @@
+"""torchrun on this machine: tasks of `worker.py`, or the command as a user starts it."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+from pathlib import Path
+
+import pytest
+
+ROOT = Path(__file__).parents[2]
+PATH = os.pathsep.join([str(Path(__file__).parent / "no_pickle"), str(ROOT)])
+ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": PATH}
+
+
+def torchrun(size: int, *arguments: str) -> list[str]:
+    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *arguments]
+
+
+def run_tasks(folder: Path, size: int, tasks: list) -> list:
+    """What the first process found for each task; every process has to have found as many."""
+    folder.mkdir(parents=True, exist_ok=True)
+    (folder / "tasks.json").write_text(json.dumps(tasks))
+    command = torchrun(size, "-m", "tests.parallel.worker", str(folder / "tasks.json"), str(folder / "found.json"))
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=1200, check=False)
+    assert done.returncode == 0, done.stderr[-6000:]
+    found = [json.loads((folder / f"found.json.{rank}").read_text()) for rank in range(size)]
+    assert all(len(one) == len(tasks) for one in found)
+    return found[0]
+
+
+class Launched:
+    """`torchrun -m skipless train` as a process, and what it prints."""
+
+    def __init__(self, folder: Path, size: int, arguments: list[str], *options: str) -> None:
+        folder.mkdir(parents=True, exist_ok=True)
+        self.log = folder / "log.txt"
+        with self.log.open("w") as log:
+            self.process = subprocess.Popen(
+                torchrun(size, *options, "-m", "skipless", *arguments),
+                cwd=ROOT,
+                env=ENVIRONMENT,
+                stdin=subprocess.DEVNULL,
+                stdout=log,
+                stderr=subprocess.STDOUT,
+            )
+
+    @property
+    def text(self) -> str:
+        return self.log.read_text()
+
+    def ranks(self) -> dict[int, int]:
+        """The process ids by rank, of those that are there now."""
+        found = {}
+        children = Path(f"/proc/{self.process.pid}/task/{self.process.pid}/children")
+        for pid in children.read_text().split():
+            try:
+                environment = Path(f"/proc/{pid}/environ").read_bytes().split(b"\0")
+            except OSError:  # it has just ended
+                continue
+            rank = next((int(entry[5:]) for entry in environment if entry.startswith(b"RANK=")), None)
+            if rank is not None:
+                found[rank] = int(pid)
+        return found
+
+    def send(self, rank: int, number: signal.Signals) -> int | None:
+        """Signal one rank, if it is there; its process id."""
+        pid = self.ranks().get(rank)
+        if pid is not None:
+            os.kill(pid, number)
+        return pid
+
+    def wait_until(self, condition, timeout: float = 600) -> None:
+        end = time.monotonic() + timeout
+        while not condition():
+            assert self.process.poll() is None, f"ended with {self.process.returncode} too early:\n{self.text[-4000:]}"
+            if time.monotonic() > end:
+                self.close()
+                pytest.fail(f"nothing happened within {timeout} s:\n{self.text[-4000:]}")
+            time.sleep(0.002)
+
+    def wait(self, timeout: float = 600) -> int:
+        try:
+            return self.process.wait(timeout)
+        except subprocess.TimeoutExpired:
+            self.close()
+            pytest.fail(f"it did not end within {timeout} s:\n{self.text[-4000:]}")
+
+    def close(self) -> None:
+        for pid in self.ranks().values() if self.process.poll() is None else []:
+            os.kill(pid, signal.SIGKILL)
+        self.process.kill()
+        self.process.wait()

@@ -1,0 +1,92 @@
+"""The number of processes changes speed, not the training: one process, DDP and FSDP2 have the same losses."""
+
+import pytest
+
+from skipless.experiments.recipes import smoke
+from tests.parallel import worker
+from tests.parallel.launch import run_tasks
+from tests.train.tiny import MASKED, tiny
+
+STEPS = 30
+ACCUMULATE = {"train.batch_size": 8, "train.micro_batch": 2}
+TASKS = {"causal": {}, "masked": MASKED}
+CASES = {
+    f"{task}-{block}": [TASKS[task], {"model.block": block}, ACCUMULATE]
+    for task in TASKS
+    for block in ("pre-ln", "sas", "sas-p")
+}
+# six sequences for four processes, one at a time: the last process has none; at first there are fewer still
+CASES["uneven"] = [{"model.block": "sas", "train.batch_size": 6, "train.micro_batch": 1, "train.batch_ramp": 0.5}]
+CASES["plain"] = [MASKED, {"model.block": "sas-p-nonorm", "model.tie_embeddings": False, "train.optimizer": "sgd"}]
+MUON = [{"model.block": "sas", "train.optimizer": "muon", **ACCUMULATE}]
+FEW = ["causal-sas-p", "masked-pre-ln", "causal-sas", "uneven", "plain"]
+
+WAYS = {
+    "ddp-2": (2, {"parallel": {"kind": "ddp"}}),
+    "fsdp-2": (2, {"parallel": {"kind": "fsdp"}}),
+    "ddp-4": (4, {"parallel": {"kind": "ddp"}}),
+    "hybrid-4": (4, {"parallel": {"kind": "fsdp", "replicas": 2, "reshard": False, "shard_accumulated": True}}),
+}
+
+
+@pytest.fixture(scope="module")
+def configured(source):
+    def make(changes, way=None):
+        cfg = tiny(source, *changes, steps=STEPS)
+        return cfg.merge(way or {}).model_dump(mode="json")
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def alone(configured, cache_dir):
+    """What one process finds, in this one."""
+    known = {}
+
+    def find(name, changes):
+        if name not in known:
+            known[name] = worker.losses(configured(changes), str(cache_dir), STEPS)
+        return known[name]
+
+    return find
+
+
+def assert_same(found, expected, name, tolerance=1e-5):
+    for key in ("losses", "norms"):
+        for step, (one, other) in enumerate(zip(found[key], expected[key], strict=True)):
+            allowed = tolerance * (1 if key == "losses" else 100)
+            assert one == pytest.approx(other, rel=allowed), f"{name}: {key} of step {step + 1}"
+    assert found["valid"] == pytest.approx(expected["valid"], rel=tolerance), name
+    assert found["weights"] == pytest.approx(expected["weights"], rel=1e-3, abs=1e-4), name
+
+
+def check(tmp_path, configured, cache_dir, alone, way, names):
+    size, parallel = WAYS[way]
+    where = {"cache_dir": str(cache_dir), "steps": STEPS}
+    expected = {name: alone(name, CASES[name]) for name in names}
+    tasks = [("losses", {"cfg": configured(CASES[name], parallel), **where}) for name in names]
+    tasks += [("losses", {"cfg": configured(MUON, parallel), **where}), ("unpickle", {})]
+    *found, muon, guard = run_tasks(tmp_path, size, tasks)
+    for name, one in zip(names, found, strict=True):
+        assert_same(one, expected[name], name)
+        assert one["losses"][-1] < one["losses"][0] - 0.3, name
+    # Muon rounds to bfloat16 inside, so the last bits of a gradient come out larger
+    assert_same(muon, alone("muon", MUON), "muon", tolerance=1e-3)
+    assert guard == "a pickle was read or written"
+
+
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_do_not_depend_on_the_number_of_processes(tmp_path, configured, cache_dir, alone, way):
+    check(tmp_path, configured, cache_dir, alone, way, FEW[:3] if way == "fsdp-2" else FEW)
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", WAYS)
+def test_losses_do_not_depend_on_it_for_any_case(tmp_path, configured, cache_dir, alone, way):
+    check(tmp_path, configured, cache_dir, alone, way, list(CASES))
+
+
+def test_processes_are_no_part_of_what_a_run_is():
+    cfg = smoke()
+    assert cfg.override({"parallel.kind": "fsdp", "parallel.replicas": 4}).digest == cfg.digest
+    assert cfg.override({"parallel": "fsdp"}).parallel.kind == "fsdp"

@@ -1,0 +1,161 @@
+"""What the processes of a test do: torchrun starts this with a file of tasks and a file for what the first one found.
+
+    torchrun --nproc-per-node 2 -m tests.parallel.worker tasks.json found.json
+
+Each task is a function of this file with its arguments. A task that raises a UserError or is interrupted has its message
+for a result.
+"""
+
+import gc
+import json
+import os
+import pickle
+import signal
+import sys
+from pathlib import Path
+
+import torch
+import torch.distributed as dist
+from torch.utils._python_dispatch import TorchDispatchMode
+from torch.utils._pytree import tree_leaves
+
+from skipless.config import RunConfig
+from skipless.data import prepare
+from skipless.errors import UserError
+from skipless.parallel import join
+from skipless.train import Interrupted, NonFinite, Observer, Trainer, fit_vocabulary
+from skipless.train import train as run_training
+
+RANK = int(os.environ.get("RANK", "0"))
+
+
+def trainer_of(cfg, cache_dir, group) -> Trainer:
+    cfg = RunConfig.model_validate(cfg)
+    corpus = prepare(cfg.data, cache_dir=Path(cache_dir))
+    return Trainer(fit_vocabulary(cfg, corpus), corpus, group=group)
+
+
+def in_group(cfg):
+    return join(RunConfig.model_validate(cfg).parallel)
+
+
+def losses(cfg, cache_dir, steps):
+    """The loss and the gradient's norm of each step, a held-out loss, and weights in the end."""
+    with in_group(cfg) as group:
+        trainer = trainer_of(cfg, cache_dir, group)
+        found, norms = [], []
+        for _ in range(steps):
+            before = trainer.state.loss_sum
+            norms.append(trainer.step()["grad_norm"])
+            found.append(trainer.state.loss_sum - before)
+        weights = {name: group.whole(tensor).double().norm().item() for name, tensor in trainer.model.state_dict().items()}
+        return {"losses": found, "norms": norms, "valid": trainer.evaluate().loss, "weights": weights}
+
+
+class StopBySignal(Observer):
+    """Sends SIGTERM to its own process, one of many, at a step."""
+
+    def __init__(self, rank, step):
+        self.rank, self.step = rank, step
+
+    def log(self, record):
+        if record["step"] >= self.step and self.rank == RANK:
+            os.kill(os.getpid(), signal.SIGTERM)
+
+
+def train(cfg, cache_dir, folder, resume=False, stop_rank=None, stop_step=10**9, other=None):
+    """A run, which one process may be asked to leave at a step, or in which the second may have another `cfg`."""
+    cfg = RunConfig.model_validate(cfg)
+    if other is not None and RANK == 1:
+        cfg = cfg.override(other)
+    observer = StopBySignal(stop_rank, stop_step)
+    run_training(cfg, folder, resume=resume, trackers=[], observer=observer, cache_dir=Path(cache_dir))
+
+
+def poison(cfg, cache_dir, parameter):
+    """What is said when one process's share of a weight is not a number."""
+    with in_group(cfg) as group:
+        trainer = trainer_of(cfg, cache_dir, group)
+        named = {name: p for p, name in trainer.names.items()}
+        with torch.no_grad():
+            group.local(named[parameter]).flatten()[-1:] = float("nan")
+        trainer.step()
+
+
+def unpickle():
+    """Whether the guard holds."""
+    try:
+        pickle.loads(b"\x80\x04N.")
+    except AssertionError as error:
+        return str(error)
+
+
+class Counter(TorchDispatchMode):
+    """Bytes that this process sends by ring algorithms, by kind of collective; messages of a few bytes apart."""
+
+    def __init__(self):
+        super().__init__()
+        self.sent, self.calls = {}, {}
+
+    def __torch_dispatch__(self, func, types, args=(), kwargs=None):
+        if func.namespace == "c10d":
+            self.note(func._opname, args)
+        return func(*args, **(kwargs or {}))
+
+    def note(self, name, args):
+        group = next(dist.ProcessGroup.unbox(one) for one in args if isinstance(one, torch.ScriptObject))
+        first, second = ([x.nbytes for x in tree_leaves(one) if isinstance(x, torch.Tensor)] for one in args[:2])
+        size = {"allreduce_": 2 * sum(first), "_allgather_base_": sum(first), "_reduce_scatter_base_": sum(second)}
+        key = name if name in size else f"{name} (control)"
+        count = size.get(name, sum(first)) * (group.size() - 1) / group.size()
+        self.sent[key] = self.sent.get(key, 0) + count
+        self.calls[key] = self.calls.get(key, 0) + 1
+
+
+def communication(cfg, cache_dir):
+    """What is sent in the third step, and what the plan says."""
+    with in_group(cfg) as group:
+        trainer = trainer_of(cfg, cache_dir, group)
+        for _ in range(2):
+            trainer.step()
+        with Counter() as counter:
+            trainer.step()
+        return {"sent": counter.sent, "calls": counter.calls, "planned": trainer.planned.communication}
+
+
+def memory(cfg, cache_dir):
+    """The most that was allocated in the third step, with what was there before, and what the plan says."""
+    with in_group(cfg) as group:
+        trainer = trainer_of(cfg, cache_dir, group)
+        for _ in range(2):
+            trainer.step()
+        tensors = [group.local(tensor) for tensor in trainer.model.state_dict().values()]
+        tensors += [group.local(x) for o in trainer.optimizers for s in o.state.values() for x in s.values()]
+        storages = {x.untyped_storage().data_ptr(): x.untyped_storage().nbytes() for x in tensors}
+        with torch.profiler.profile(profile_memory=True) as profile:
+            trainer.step()
+        events = [event for event in profile.profiler.kineto_results.events() if event.name() == "[memory]"]
+        level = peak = 0
+        for event in sorted(events, key=lambda event: event.start_ns()):
+            level += event.nbytes()
+            peak = max(peak, level)
+        kept = sum(storages.values())
+        return {"kept": kept, "peak": kept + peak, "planned": trainer.planned.memory}
+
+
+def main(tasks, found):
+    results = []
+    for name, arguments in json.loads(Path(tasks).read_text()):
+        try:
+            results.append(globals()[name](**arguments))
+        except (UserError, Interrupted, NonFinite) as error:
+            results.append(f"{type(error).__name__}: {error}")
+            error.__traceback__ = None
+            gc.collect()  # what the frames of the error held of the group
+            if dist.is_initialized():
+                dist.destroy_process_group()
+    Path(f"{found}.{RANK}").write_text(json.dumps(results))
+
+
+if __name__ == "__main__":
+    main(*sys.argv[1:])
