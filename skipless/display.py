@@ -106,6 +106,34 @@ def _verdict(one: Inspection) -> str:
     return f"{one.name}: healthy (similarity {last.cosine:.3f} in the last layer, a gradient in every layer)"
 
 
+def show_plans(found: Sequence[Inspection], *, batch_size: int, device_memory: int | None) -> None:
+    """What each of many devices needs and sends, with the arithmetic, and whether it fits."""
+    for one in found:
+        for plan in one.plans:
+            rows = [*_plan_rows(plan.memory, plan.arithmetic), ["", "", ""]]
+            sent = _plan_rows(plan.communication, plan.arithmetic)
+            rows += [["sent in a step" if name == "total" else name, size, how] for name, size, how in sent]
+            title = f"{one.name}, {plan.kind} on {plan.devices} devices: a batch of {batch_size}, float32, AdamW"
+            out = table(title, ["each device", "bytes", "how"], rows)
+            out.columns[2].justify = "left"
+            Console().print(out)
+            if device_memory is not None:
+                print(f"{one.name}, {plan.kind}: {_fit(plan.memory['total'], device_memory)}\n")
+
+
+def _plan_rows(parts: dict[str, int], arithmetic: dict[str, str]) -> list[list[str]]:
+    return [
+        [name if name == "total" else f"  {name}", number(size, "B"), arithmetic.get(name, "")]
+        for name, size in parts.items()
+        if size or name == "total"
+    ]
+
+
+def _fit(needed: int, there: int) -> str:
+    what = "fits" if needed <= there else "does not fit"
+    return f"{what}: {number(needed, 'B')} of {number(there, 'B')} ({needed / there:.0%})"
+
+
 def show_summaries(summaries: Sequence["Summary"]) -> None:
     """Runs side by side."""
     head = ["run", "params", "steps", "tokens", "train", "valid", "bits", "tok/s", "time"]

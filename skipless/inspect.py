@@ -53,16 +53,19 @@ class Inspection:
     training_memory: dict[str, int]
     decoding_memory: dict[str, int]
     signal: list[Layer] = field(default_factory=list)
+    plans: list["Plan"] = field(default_factory=list)
+    """For many devices: with whole models, and with shares of one."""
 
     @property
     def total_parameters(self) -> int:
         """All trainable parameters, tied ones once."""
         return sum(self.parameters.values())
 
-    def as_dict(self) -> dict[str, Any]:
-        """For JSON, with null for what is not a finite number."""
+    def as_dict(self, device_memory: int | None = None) -> dict[str, Any]:
+        """For JSON, with null for what is not a finite number; with the memory of a device, whether plans fit."""
         signal = [{k: v if math.isfinite(v) else None for k, v in asdict(layer).items()} for layer in self.signal]
-        return {**asdict(self), "total_parameters": self.total_parameters, "signal": signal}
+        plans = [one.as_dict(device_memory) for one in self.plans]
+        return {**asdict(self), "total_parameters": self.total_parameters, "signal": signal, "plans": plans}
 
 
 def inspect(
@@ -74,8 +77,15 @@ def inspect(
     context: int = 1024,
     signal: bool = True,
     seed: int = 0,
+    devices: int = 1,
+    micro_batch: int | None = None,
 ) -> Inspection:
-    """Inspect a configuration; memory for training at `batch_size` sequences and for decoding at `context` tokens."""
+    """Inspect a configuration; memory for training at `batch_size` sequences and for decoding at `context` tokens.
+
+    With `devices`, also what each of them needs, `micro_batch` sequences at a time, and sends.
+    """
+    kinds = [ParallelConfig(kind="ddp"), ParallelConfig(kind="fsdp")] if devices > 1 else []
+    sizes = {"batch_size": batch_size, "micro_batch": micro_batch}
     return Inspection(
         name=name,
         drawing=draw(cfg.block),
@@ -85,6 +95,7 @@ def inspect(
         training_memory=training_memory(cfg, batch_size, causal=causal),
         decoding_memory=decoding_memory(cfg, context),
         signal=measure_signal(cfg, causal=causal, seed=seed) if signal else [],
+        plans=[plan(cfg, kind, devices, causal=causal, **sizes) for kind in kinds],
     )
 
 
@@ -322,7 +333,10 @@ def _plan_fsdp(
     width = 2 if parallel.reduce == "bf16" else FLOAT
     kept_whole = passes > 1 and not parallel.shard_accumulated
     largest = max(sizes.blocks)
-    there = 2 * largest if parallel.reshard else sum(sizes.blocks)
+    # the block at hand and the next; or all, which in the backward pass go one by one as shares of gradients come
+    there = 2 * largest
+    if not parallel.reshard:
+        there = max(there, sum(sizes.blocks) - sum(sizes.block_shares))
     memory = {
         "weights": FLOAT * (sizes.share + sizes.fixed),
         "gradients": FLOAT * sizes.share + (FLOAT * sizes.all if kept_whole else 0),

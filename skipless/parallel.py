@@ -195,6 +195,9 @@ class Group(Channel):
         """For a forward and a backward pass: gradients are added up across processes at the last one."""
         return nullcontext()
 
+    drops_gradients = True
+    """Whether gradients are best let go after a step; else they are set to zero where they lie."""
+
     # ----------------------------------------------------------------------- tensors
 
     def local(self, tensor: Tensor) -> Tensor:
@@ -295,7 +298,6 @@ class Ranks(Group):
         first_left = next(rank for rank in range(self.size) if rank not in silent)
         return LostRank(f"{self.where()}: {who} {what}; the last checkpoint is intact", loud=self.rank == first_left)
 
-
     def leave(self) -> None:
         """Let the shared model go while there are still processes to talk to.
 
@@ -344,6 +346,8 @@ class Replicated(Ranks):
             gradient_as_bucket_view=True,
             static_graph=not accumulates,
         )
+        # else those of the first micro-batches would lie beside DDP's buckets, and take their memory once more
+        self.drops_gradients = not accumulates
         if self.cfg.reduce == "bf16":
             self.root.register_comm_hook(None, bf16_compress_hook)
 

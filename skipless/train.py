@@ -318,7 +318,7 @@ class Trainer:
             clip_gradients([self.group.local(gradient) for gradient in self._gradients()], train.clip, norm)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
-            optimizer.zero_grad(set_to_none=True)
+            optimizer.zero_grad(set_to_none=self.group.drops_gradients)
         self.scaler.update()
         state.step += 1
         state.sequences += rows

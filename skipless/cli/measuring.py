@@ -1,6 +1,7 @@
 """What a block costs: `skipless inspect` by arithmetic, `skipless bench` by the clock."""
 
 import json
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -8,6 +9,16 @@ import typer
 
 from skipless.cli.frame import MAX_SEED, JsonOption, app
 from skipless.errors import UserError, unknown
+
+SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+
+
+def _bytes(text: str) -> int:
+    """`24G` → 24·10⁹, `24Gi` → 24·2³⁰."""
+    found = SIZE.fullmatch(text.strip())
+    if not found or (found[3] and not found[2]) or not float(found[1]):
+        raise UserError(f"--device-memory takes a size such as 24G or 80Gi, got {text!r}")
+    return int(float(found[1]) * (1024 if found[3] else 1000) ** " kmgt".index(found[2].lower() or " "))
 
 
 @app.command()
@@ -33,6 +44,15 @@ def inspect(
     ] = False,
     signal: Annotated[bool, typer.Option("--signal/--no-signal", help="Measure the signal at initialisation.")] = True,
     seed: Annotated[int, typer.Option(help="Seed of the initial weights and the tokens.", min=0, max=MAX_SEED)] = 0,
+    devices: Annotated[
+        int, typer.Option(help="Plan a training on so many: memory and communication under DDP and FSDP.", min=1)
+    ] = 1,
+    device_memory: Annotated[
+        str | None, typer.Option(help="Of each device, as `24G` (10⁹ bytes) or `24Gi`: says whether the plan fits.")
+    ] = None,
+    micro_batch: Annotated[
+        int | None, typer.Option(help="Sequences that a device has in memory at a time, for the plan.", min=1)
+    ] = None,
     plot: Annotated[
         Path | None, typer.Option(help="Draw the signal over the layers into this file (PNG, SVG, PDF).")
     ] = None,
@@ -49,6 +69,8 @@ def inspect(
     - `skipless inspect pre-ln pre-ln:alpha_sa=0 sas-p -L 72 -d 128 -H 4 --plot signal.png`
 
     - `skipless inspect sas --encoder --set block.mlp=glu --set vocab_size=32768 --json`
+
+    - `skipless inspect sas-p -L 24 -d 2048 -H 16 --no-signal --batch-size 64 --devices 8 --device-memory 24G`
     """
     from skipless import display
     from skipless import inspect as inspection
@@ -60,6 +82,9 @@ def inspect(
     base |= {key: value for key, value in given.items() if value is not None}
     specs: list[Any] = list(blocks or []) + ([base["block"]] if "block" in base else [])
     found = []
+    capacity = None if device_memory is None else _bytes(device_memory)
+    if devices == 1 and (device_memory or micro_batch):
+        raise UserError("--device-memory and --micro-batch belong to a plan for many devices: give --devices")
     if plot and not signal:
         raise UserError("--plot draws the signal, and --no-signal leaves it out: give one of them")
     if plot:
@@ -69,15 +94,24 @@ def inspect(
         name = spec if isinstance(spec, str) else str(config)
         found.append(
             inspection.inspect(
-                cfg, name, causal=not encoder, batch_size=batch_size, context=context, signal=signal, seed=seed
+                cfg,
+                name,
+                causal=not encoder,
+                batch_size=batch_size,
+                context=context,
+                signal=signal,
+                seed=seed,
+                devices=devices,
+                micro_batch=micro_batch,
             )
         )
     if plot:
         display.plot_signal(found, plot)
     if as_json:
-        print(json.dumps({"blocks": [one.as_dict() for one in found]}, allow_nan=False))
+        print(json.dumps({"blocks": [one.as_dict(capacity) for one in found]}, allow_nan=False))
     else:
         display.show_inspections(found, batch_size=batch_size, context=context, plot=plot)
+        display.show_plans(found, batch_size=batch_size, device_memory=capacity)
 
 
 @app.command()

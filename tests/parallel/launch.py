@@ -12,7 +12,13 @@ import pytest
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(Path(__file__).parent / "no_pickle"), str(ROOT)])
-ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false", "PYTHONPATH": PATH}
+ENVIRONMENT = {
+    **os.environ,
+    "OMP_NUM_THREADS": "1",
+    "TOKENIZERS_PARALLELISM": "false",
+    "PYTHONPATH": PATH,
+    "MALLOC_MMAP_THRESHOLD_": "65536",  # so that memory can be measured
+}
 
 
 def torchrun(size: int, *arguments: str) -> list[str]:
@@ -24,7 +30,7 @@ def run_tasks(folder: Path, size: int, tasks: list) -> list:
     folder.mkdir(parents=True, exist_ok=True)
     (folder / "tasks.json").write_text(json.dumps(tasks))
     command = torchrun(size, "-m", "tests.parallel.worker", str(folder / "tasks.json"), str(folder / "found.json"))
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=1200, check=False)
+    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=5400, check=False)
     assert done.returncode == 0, done.stderr[-6000:]
     found = [json.loads((folder / f"found.json.{rank}").read_text()) for rank in range(size)]
     assert all(len(one) == len(tasks) for one in found)

@@ -17,7 +17,8 @@ CASES = {
 }
 # six sequences for four processes, one at a time: the last process has none; at first there are fewer still
 CASES["uneven"] = [{"model.block": "sas", "train.batch_size": 6, "train.micro_batch": 1, "train.batch_ramp": 0.5}]
-CASES["plain"] = [MASKED, {"model.block": "sas-p-nonorm", "model.tie_embeddings": False, "train.optimizer": "sgd"}]
+PLAIN = {"model.block": "sas-p-nonorm", "model.tie_embeddings": False, "train.optimizer": "sgd", "train.lr": 0.3}
+CASES["plain"] = [MASKED, PLAIN]
 MUON = [{"model.block": "sas", "train.optimizer": "muon", **ACCUMULATE}]
 FEW = ["causal-sas-p", "masked-pre-ln", "causal-sas", "uneven", "plain"]
 

@@ -1,0 +1,143 @@
+"""A run that was saved by some processes goes on with any other number of them, and says where it went wrong."""
+
+import shutil
+
+import pytest
+import torch
+
+import skipless
+from skipless.config import RunConfig
+from skipless.runs import Run
+from skipless.train import train
+from tests.parallel.launch import run_tasks
+from tests.train.tiny import Stop, newest, records, stop_at, tiny
+
+STEPS, HALF = 20, 10
+OFTEN = {
+    "train.steps": STEPS,
+    "train.batch_size": 8,
+    "train.micro_batch": 2,
+    "train.eval_every": 5,
+    "train.save_every": 5,
+    "train.log_every": 1,
+    "train.sample_every": 10,
+    "train.health_every": 10,
+}
+BLOCKS = ("sas", "pre-ln")
+DDP, FSDP = {"kind": "ddp"}, {"kind": "fsdp"}
+SHARDED = {"kind": "fsdp", "checkpoint": "sharded"}
+HYBRID = {"kind": "fsdp", "checkpoint": "sharded", "replicas": 2}
+
+
+@pytest.fixture(scope="module")
+def configured(source):
+    def make(parallel, block="sas", **changes) -> RunConfig:
+        return tiny(source, OFTEN, {"model.block": block}).merge({"parallel": parallel}).merge(changes)
+
+    return make
+
+
+@pytest.fixture(scope="module")
+def reference(tmp_path_factory, configured, cache_dir):
+    """A run of one process from the beginning to the end, and one that stopped in the middle."""
+    folder = tmp_path_factory.mktemp("reference")
+    train(configured(DDP), folder / "whole", trackers=[], cache_dir=cache_dir)
+    with pytest.raises(Stop):
+        train(configured(DDP), folder / "half", trackers=[], observer=stop_at(HALF + 1), cache_dir=cache_dir)
+    return folder
+
+
+def losses(folder):
+    """What was measured, by step, in order."""
+    return [
+        (r["step"], key, r[key]) for r in records(folder) for key in ("loss", "valid_loss", "grad_norm") if key in r
+    ]
+
+
+def assert_as_reference(folder, reference):
+    found, expected = losses(folder), losses(reference / "whole")
+    assert [one[:2] for one in found] == [one[:2] for one in expected], folder
+    for one, other in zip(found, expected, strict=True):
+        assert one[2] == pytest.approx(other[2], rel=1e-5 if "loss" in one[1] else 1e-3), (folder, one)
+    for key in ("gains", "health"):
+        assert [r["step"] for r in records(folder) if key in r] == [
+            r["step"] for r in records(reference / "whole") if key in r
+        ]
+    assert [s["text"] for s in Run(folder).samples()] == [s["text"] for s in Run(reference / "whole").samples()]
+    for (name, one), other in zip(
+        skipless.load(folder).state_dict().items(),
+        skipless.load(reference / "whole").state_dict().values(),
+        strict=True,
+    ):
+        torch.testing.assert_close(one, other, rtol=1e-3, atol=1e-4, msg=name)
+
+
+def copied(folder, name):
+    shutil.copytree(folder, folder.with_name(name))
+    return folder.with_name(name)
+
+
+def task(configured, cache_dir, parallel, folder, **more):
+    cfg = configured(parallel).model_dump(mode="json")
+    return ("train", {"cfg": cfg, "cache_dir": str(cache_dir), "folder": str(folder), **more})
+
+
+def test_saved_under_any_number_resumed_under_any_other(tmp_path, configured, reference, cache_dir):
+    stop = {"stop_rank": 1, "stop_step": HALF}  # one of them gets SIGTERM, and all save together
+    saved = {"ddp": DDP, "fsdp": FSDP, "sharded": SHARDED}
+    tasks = [task(configured, cache_dir, saved[name], tmp_path / name, **stop) for name in saved]
+    from_one = copied(reference / "half", "from-one-by-two")
+    tasks.append(task(configured, cache_dir, SHARDED, from_one, resume=True))
+    for message in run_tasks(tmp_path / "by-two", 2, tasks)[: len(saved)]:
+        assert message == f"Interrupted: SIGTERM: saved at step {HALF}; go on with --resume auto"
+    assert_as_reference(from_one, reference)
+    assert len(list(newest(tmp_path / "sharded").glob("model-*.safetensors"))) == 2
+    assert [path.name for path in newest(tmp_path / "fsdp").glob("model*")] == ["model.safetensors"]
+
+    by_four = {"ddp": SHARDED, "fsdp": DDP, "sharded": HYBRID}
+    tasks = [
+        task(configured, cache_dir, by_four[name], copied(tmp_path / name, f"{name}-by-four"), resume=True)
+        for name in saved
+    ]
+    tasks.append(task(configured, cache_dir, HYBRID, tmp_path / "four", **stop))
+    run_tasks(tmp_path / "by-four", 4, tasks)
+
+    for name in (*saved, "four"):
+        assert losses(tmp_path / name)[-1][0] == HALF
+        train(configured(DDP), tmp_path / name, resume=True, trackers=[], cache_dir=cache_dir)
+        assert_as_reference(tmp_path / name, reference)
+    for name in saved:
+        assert_as_reference(tmp_path / f"{name}-by-four", reference)
+
+
+def test_what_differs_or_breaks_between_processes_is_said(tmp_path, configured, cache_dir, source):
+    other_text = tmp_path / "text"
+    shutil.copytree(source.removeprefix("files:").removesuffix("/*.py"), other_text)
+    (other_text / "more.py").write_text("def more(x):\n    return x\n" * 50)
+    where = {"cache_dir": str(cache_dir), "folder": str(tmp_path / "run")}
+    cfg = configured(DDP).model_dump(mode="json")
+    poisoned = [
+        ("poison", {"cfg": configured(kind).model_dump(mode="json"), "cache_dir": str(cache_dir), "parameter": name})
+        for kind in (DDP, FSDP)
+        for name in ("blocks.1.mlp.up.weight", "embedding.weight")
+    ]
+    found = run_tasks(
+        tmp_path / "tasks",
+        2,
+        [
+            ("train", {"cfg": cfg, **where, "other": {"train.lr": 0.25}}),
+            ("train", {"cfg": cfg, **where, "other": {"data.source": f"files:{other_text}/*.py"}}),
+            ("train", {"cfg": cfg, **where, "other": {"train.device": "nowhere"}}),
+            *poisoned,
+        ],
+    )
+    assert found[0] == (
+        "UserError: rank 1 has another configuration than rank 0.train.lr: 0.25 instead of 0.003; "
+        "every process needs the same"
+    )
+    assert "rank 1 has another" in found[1]
+    assert "rank 1: device 'nowhere' cannot be used" in found[2]
+    assert not (tmp_path / "run").exists()
+    for message in found[3:]:
+        assert message.startswith("NonFinite: step 1: the loss is nan, first in "), message
+    assert [message.split("first in ")[1].split(";")[0] for message in found[3:]] == ["layer 2", "the embedding"] * 2
