@@ -3,8 +3,8 @@
     python examples/slurm_workers.py --workers 16 --gpus 1 --minutes 720 --partition gpu -- \\
         skipless sweep ... --storage /shared/sweep
 
-`skipless sweep` and `skipless reproduce` are made for that: whoever is free takes the next piece of work from the shared
-folder, and what a worker that was killed had begun is gone on with by another. A worker that Slurm ends because its time
+`skipless sweep` and `skipless reproduce` are made for that: whoever is free takes the next piece of work from the
+shared folder, and what a killed worker had begun is gone on with by another. A worker that Slurm ends because its time
 is up or somebody more important came is queued again by submitit.
 
 Needs `pip install 'skipless[slurm]'`. With `--cluster local` the workers are processes of this machine.

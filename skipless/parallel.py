@@ -163,6 +163,10 @@ class Group(Channel):
         """The device by its name in a configuration."""
         return machine.pick_device(name)
 
+    def processes_on(self, device: torch.device) -> int:
+        """How many processes share the memory of a device."""
+        return 1
+
     def check_same(self, what: str, value: Any) -> None:
         """All: raise a UserError in every process if this value is not the same in all of them."""
 
@@ -247,6 +251,9 @@ class Ranks(Group):
             raise UserError(f"process {local} of this machine has no {device.type} device: there are {here}")
         torch.accelerator.set_device_index(local)
         return torch.device(device.type, local)
+
+    def processes_on(self, device: torch.device) -> int:
+        return int(os.environ.get("LOCAL_WORLD_SIZE", "1")) if device.type == "cpu" else 1
 
     @contextmanager
     def together(self) -> Iterator[None]:

@@ -248,8 +248,10 @@ class Trainer:
             micro_batch=cfg.train.micro_batch,
             causal=cfg.task == "causal",
             length=cfg.data.seq_len,
+            block_bytes=self.dtype.itemsize,
         )
-        machine.check_memory(self.planned.memory["total"], self.device, "this training")
+        needed = self.planned.memory["total"] * group.processes_on(self.device)
+        machine.check_memory(needed, self.device, "this training")
 
     def _own_rng(self) -> dict[str, Any]:
         """The random generators of a process other than the first: dropout must differ between them."""

@@ -1,0 +1,163 @@
+"""A checkpoint that several write: threads stand in for processes, each with its rows of every tensor."""
+
+import errno
+import threading
+from concurrent.futures import ThreadPoolExecutor
+
+import pytest
+import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+
+from skipless import checkpoint
+from skipless.atomic import STAGING_PREFIX
+from skipless.checkpoint import Checkpoints
+from skipless.errors import UserError
+from skipless.parallel import Channel
+
+
+class Crew(Channel):
+    """One of several threads that talk to each other."""
+
+    def __init__(self, rank, size, board):
+        super().__init__(rank, size)
+        self.board, self.barrier = board
+
+    def _all_gather(self, tensor):
+        self.board[self.rank] = tensor
+        self.barrier.wait(10)
+        found = [self.board[rank].clone() for rank in range(self.size)]
+        self.barrier.wait(10)
+        return found
+
+
+def crews(size):
+    board = ({}, threading.Barrier(size))
+    return [Crew(rank, size, board) for rank in range(size)]
+
+
+def rows_of(tensor, rank, size):
+    count = -(-tensor.shape[0] // size)
+    return tensor[rank * count : (rank + 1) * count]
+
+
+def share(named, rank, size):
+    """What one of them writes: its rows, if it has any, and the first one what has no rows."""
+    shares = {name: rows_of(t, rank, size) for name, t in named.items() if t.ndim}
+    return {name: t for name, t in shares.items() if len(t)} | {
+        n: t for n, t in named.items() if not t.ndim and not rank
+    }
+
+
+def save_together(folder, size, step, named):
+    """Everyone saves; what each one raised, or None."""
+
+    def save(crew):
+        stem = f"model-{crew.rank + 1:05d}-of-{size:05d}"
+        try:
+            Checkpoints(folder, crew=crew).save(step, {stem: share(named, crew.rank, size)}, {"step": step})
+        except UserError as error:
+            return error
+        return None
+
+    with ThreadPoolExecutor(size) as pool:
+        return list(pool.map(save, crews(size)))
+
+
+def tensors(sizes):
+    named = {f"t{i}": torch.arange(n * 3, dtype=torch.float32).view(n, 3) + 100 * i for i, n in enumerate(sizes)}
+    return named | {"step": torch.tensor(7.0)}
+
+
+@settings(max_examples=25, deadline=None)
+@given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 5), st.data())
+def test_any_number_writes_and_any_rows_are_read(tmp_path_factory, sizes, size, data):
+    folder, named = tmp_path_factory.mktemp("checkpoints"), tensors(sizes)
+    assert save_together(folder, size, 3, named) == [None] * size
+    (path,) = Checkpoints(folder).all()
+    assert Checkpoints.verify(path) is None
+    found = Checkpoints.load(path)
+    assert found.stems == ("model",)
+    assert len(found.files["model"]) == size
+    for name, tensor in found.tensors("model").items():
+        assert torch.equal(tensor, named[name])
+    cuts = {name: sorted(data.draw(st.tuples(*[st.integers(0, n)] * 2))) for name, n in zip(named, sizes, strict=False)}
+
+    def wanted(name, shape):
+        assert shape == tuple(named[name].shape)
+        return slice(*cuts[name]) if name in cuts else None
+
+    for name, tensor in found.tensors("model", wanted).items():
+        assert torch.equal(tensor, named[name][slice(*cuts[name])] if name in cuts else named[name])
+
+
+def test_damage_to_any_shard_is_found(tmp_path):
+    for step in (1, 2):
+        save_together(tmp_path, 3, step, tensors([6]))
+    newest = Checkpoints(tmp_path).all()[-1]
+    shard = newest / "model-00002-of-00003.safetensors"
+    content = bytearray(shard.read_bytes())
+    content[-1] ^= 1
+    shard.write_bytes(content)
+    assert "model-00002-of-00003" in Checkpoints.verify(newest)
+    found, damaged = Checkpoints(tmp_path).latest_valid()
+    assert (found.step, [path for path, _ in damaged]) == (1, [newest])
+    shard.unlink()
+    assert "missing" in Checkpoints.verify(newest)
+
+
+@pytest.mark.parametrize("broken", [0, 2])
+def test_one_that_cannot_write_stops_all_and_leaves_nothing(tmp_path, monkeypatch, broken):
+    assert save_together(tmp_path, 3, 1, tensors([6])) == [None] * 3
+    write = checkpoint._write_tensors
+
+    def fail(path, named):
+        if f"-{broken + 1:05d}-of" in path.name:
+            raise OSError(errno.ENOSPC, "No space left on device")
+        return write(path, named)
+
+    monkeypatch.setattr(checkpoint, "_write_tensors", fail)
+    problems = save_together(tmp_path, 3, 2, tensors([6]))
+    assert all("no room for the checkpoint of step 2" in str(problem) for problem in problems)
+    assert [problem.status for problem in problems] == [3] * 3
+    assert [path.name for path in Checkpoints(tmp_path).all()] == ["step-00000001"]
+    assert not list(tmp_path.glob(STAGING_PREFIX + "*"))
+    assert Checkpoints(tmp_path).latest_valid()[0].step == 1
+
+
+def test_one_that_never_comes_leaves_the_earlier_checkpoint(tmp_path):
+    """Two of three get as far as they can; what is staged is no checkpoint."""
+    save_together(tmp_path, 3, 1, tensors([6]))
+    first, second, _ = crews(3)
+    first.barrier._parties = 2  # the third dies at the second message
+
+    def save(crew):
+        crew.barrier.wait(10)
+        Checkpoints(tmp_path, crew=crew).save(2, {"model-00001-of-00003": share(tensors([6]), 0, 3)}, {})
+
+    with ThreadPoolExecutor(2) as pool:
+        for job in [pool.submit(save, crew) for crew in (first, second)]:
+            with pytest.raises((KeyError, threading.BrokenBarrierError)):
+                job.result()
+    assert Checkpoints(tmp_path).latest_valid()[0].step == 1
+
+
+def test_what_is_raised_in_one_is_raised_in_all():
+    def work(crew):
+        with crew.together():
+            if crew.rank == 1:
+                raise UserError("it is dark here")
+
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(work, crew) for crew in crews(3)]
+    assert {str(job.exception()) for job in jobs} == {"rank 1: it is dark here"}
+
+
+def test_a_signal_to_one_is_known_to_all():
+    everyone = crews(3)
+    everyone[2].received = 15
+    assert [crew.signal for crew in everyone] == [0, 0, 0]
+    with ThreadPoolExecutor(3) as pool:
+        sums = list(pool.map(lambda crew: crew.sum(crew.rank, 0.5), everyone))
+    assert sums == [[3.0, 1.5]] * 3
+    assert [crew.signal for crew in everyone] == [15, 15, 15]
