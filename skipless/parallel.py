@@ -558,9 +558,10 @@ def join(cfg: ParallelConfig, device: str = "auto") -> Iterator[Group]:
     limit = timedelta(seconds=cfg.timeout)
     store, rank, size = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"skipless/{next(_MEETINGS)}", store)  # nothing is left in it of an earlier training
-    # numbers and JSON go by gloo, from the CPU, whatever the weights go by
-    kind = machine.pick_device(device).type
-    backend = "cpu:gloo" if kind == "cpu" else f"cpu:gloo,{kind}:{dist.get_default_backend_for_device(kind)}"
+    # Numbers and JSON go by gloo, from the CPU, whatever the weights go by. A device that is wrong is said later, to all.
+    found = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
+    others = "" if found is None else f",{found.type}:{dist.get_default_backend_for_device(found.type)}"
+    backend = f"cpu:gloo{others}"
     dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
     group = KINDS[cfg.kind](cfg, store, rank, size)
     with group.guarded():
