@@ -187,17 +187,63 @@ def show_bench(what: str, rows: Sequence["Row"]) -> None:
         ratios = [row.speedup.get(reference) for reference in references]
         cells = ["" if r is None else f"{r[0]:.2f} ({r[1]:.2f}–{r[2]:.2f})" for r in ratios]
         share = "" if row.peak_share is None else f"{row.peak_share:.0%}"
-        lines.append([row.name, f"{row.milliseconds:,.1f}", share, *cells])
-    head = [what, "ms", "of peak", *(f"against {reference}" for reference in references)]
-    Console().print(table("Medians; ratios with quartiles", head, lines))
+        memory = "" if row.peak_bytes is None else number(row.peak_bytes, "B")
+        lines.append([row.name, f"{row.milliseconds:,.1f}", share, memory, *cells])
+    head = [what, "ms", "of peak", "memory", *(f"× {reference}" for reference in references)]
+    kept = [i for i in range(len(head)) if i < 2 or any(line[i] for line in lines)]
+    lines = [[line[i] for i in kept] for line in lines]
+    title = "Medians; how many times as fast as each reference, with quartiles"
+    Console().print(table(title, [head[i] for i in kept], lines))
 
 
-def show_growth(found: dict[str, Any]) -> None:
-    """Time and memory over the sequence length."""
-    points = zip(found["lengths"], found["seconds"], found["saved_bytes"], strict=True)
-    lines = [[f"{length:,}", f"{1e3 * seconds:,.1f}", number(size, "B")] for length, seconds, size in points]
-    Console().print(table(f"One {found['block']} layer, forward and backward", ["tokens", "ms", "saved"], lines))
-    print(f"slope of log time {found['time_slope']:.2f}, of log memory {found['memory_slope']:.2f}")
+def show_growth(found: dict[str, Any], *, quiet: bool, plot: Path | None) -> None:
+    """Time and memory over the sequence length and the depth."""
+    for axis, title in (("length", "one layer"), ("depth", "blocks at 128 tokens")):
+        points = zip(found[axis]["x"], found[axis]["seconds"], found[axis]["peak_bytes"], strict=True)
+        lines = [[f"{x:,}", f"{1e3 * seconds:,.1f}", number(size, "B")] for x, seconds, size in points]
+        if not quiet:
+            Console().print(table(f"{found['block']}, {title}, forward and backward", [axis, "ms", "memory"], lines))
+            slopes = [found[axis][f"{what}_slope"] for what in ("time", "memory")]
+            print(
+                "slopes in log-log: " + ", ".join("–" if s is None else f"{s:.2f}" for s in slopes) + " (time, memory)"
+            )
+    if plot:
+        _plot_growth(found, plot)
+
+
+def _plot_growth(found: dict[str, Any], path: Path) -> None:
+    plt = pyplot()
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    for row, axis in zip(axes, ("length", "depth"), strict=True):
+        for place, (key, label, unit) in zip(
+            row, (("seconds", "milliseconds", 1e3), ("peak_bytes", "peak memory (MB)", 1e-6)), strict=True
+        ):
+            fit = found[axis]["time_slope" if key == "seconds" else "memory_slope"]
+            name = f"{found['block']}, slope {'–' if fit is None else f'{fit:.2f}'}"
+            place.loglog(
+                found[axis]["x"], [unit * y for y in found[axis][key]], marker="o", color=COLOURS[0], label=name
+            )
+            place.set(xlabel={"length": "tokens in the sequence", "depth": "layers"}[axis], ylabel=label)
+            place.grid(alpha=0.3)
+            place.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def plot_bench(what: str, rows: Sequence["Row"], path: Path) -> None:
+    """Speed against the first reference, as bars with quartiles."""
+    plt = pyplot()
+    reference = next(iter(rows[0].speedup))
+    ratios = [row.speedup[reference] for row in rows]
+    figure, axis = plt.subplots(figsize=(7, 0.5 * len(rows) + 1.5), layout="constrained")
+    names = [row.name for row in rows]
+    spread = [[max(0.0, r[0] - r[1]) for r in ratios], [max(0.0, r[2] - r[0]) for r in ratios]]
+    axis.barh(names, [r[0] for r in ratios], xerr=spread, color=COLOURS[0], ecolor="grey")
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set(xlabel=f"times as fast as {reference}", title=what)
+    axis.invert_yaxis()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
 
 
 def clock(seconds: float) -> str:

@@ -3,27 +3,15 @@
 Shapes: B batch, T tokens, d width.
 """
 
-import torch
 from torch import Tensor, nn
 
 from skipless.config import BLOCKS, GainConfig, ModelConfig
-from skipless.nn.attention import Attention, as_linear
+from skipless.nn.attention import Attention
 from skipless.nn.cache import Past
-from skipless.nn.layers import (
-    GLU,
-    MLP,
-    MLPS,
-    Rotation,
-    Scale,
-    WithGains,
-    make_norm,
-    nothing,
-    scale_linear,
-    weighted_sum,
-)
+from skipless.nn.layers import MLPS, Rotation, Scale, WithGains, make_norm, nothing, weighted_sum
 from skipless.nn.mask import Mask
 
-__all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "fold_block", "make_block"]
+__all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "make_block"]
 
 
 class SequentialBlock(WithGains):
@@ -107,16 +95,3 @@ Block = SequentialBlock | ParallelBlock
 def make_block(cfg: ModelConfig, layer: int = 0) -> Block:
     """Block number `layer` (from 0) of a model: equation 1 or 7."""
     return {"sequential": SequentialBlock, "parallel": ParallelBlock}[cfg.block.layout](cfg, layer)
-
-
-@torch.no_grad()
-def fold_block(block: Block) -> None:
-    """Multiply the gains of the branches into the matrices beside them, and make reparameterised maps one matrix."""
-    if isinstance(block.attention, Attention):
-        attention = block.attention
-        attention.value, attention.projection = as_linear(attention.value), as_linear(attention.projection)
-        if attention.scale_output(block.beta_sa):
-            block.set_gain("beta_sa", 1.0)
-    if isinstance(block.mlp, MLP | GLU):
-        scale_linear(block.mlp.down, block.beta_ff)
-        block.set_gain("beta_ff", 1.0)

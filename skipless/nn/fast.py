@@ -26,16 +26,23 @@ def by_hand(*tensors: Tensor) -> bool:
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + eps) · weight."""
-    if by_hand(x, weight):
+    if not by_hand(x, weight):
+        return F.rms_norm(x, weight.shape, weight, eps)
+    if torch.is_grad_enabled():
         return _RMSNorm.apply(x, weight, eps)
-    return F.rms_norm(x, weight.shape, weight, eps)
+    return (x * _rms_scale(x, eps)).mul_(weight)
+
+
+def _rms_scale(x: Tensor, eps: float) -> Tensor:
+    """1 / √(mean(x²) + eps)."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # 1 / √(mean(x²) + eps)
+        scale = _rms_scale(x, eps)
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight)
 

@@ -68,10 +68,20 @@ def scaled(gain: nn.Parameter | float, x: Tensor) -> Tensor:
     return x if gain == 1 else x * gain
 
 
+def add_scaled(total: Tensor, gain: nn.Parameter | float, x: Tensor, sign: int = 1) -> Tensor:
+    """total ± gain · x, in one pass over memory where the gain is trainable."""
+    if isinstance(gain, Tensor) and total.dtype == x.dtype:
+        return torch.addcmul(total, x, gain.to(x.dtype), value=sign)
+    return total + scaled(gain, x) if sign > 0 else total - scaled(gain, x)
+
+
 def weighted_sum(*terms: tuple[Scale, Tensor | None]) -> Tensor:
     """Σ gain·x over the terms that are there; a term whose gain is None is not."""
-    first, *rest = (scaled(gain, x) for gain, x in terms if gain is not None and x is not None)
-    return sum(rest, first)
+    (gain, x), *rest = [(gain, x) for gain, x in terms if gain is not None and x is not None]
+    total = scaled(gain, x)
+    for gain, x in rest:
+        total = add_scaled(total, gain, x)
+    return total
 
 
 def nothing(*_: object) -> None:
@@ -112,11 +122,11 @@ def make_norm(block: BlockConfig, width: int, *, always: bool = False) -> nn.Mod
 # ------------------------------------------------------------------------------- MLPs
 
 
-def make_activation(block: BlockConfig) -> Callable[[Tensor], Tensor]:
-    """The non-linearity by its name."""
+def make_activation(block: BlockConfig, *, inplace: bool = False) -> Callable[[Tensor], Tensor]:
+    """The non-linearity by its name; `inplace` lets it overwrite its input where its gradient needs only the output."""
     return {
-        "relu": F.relu,
-        "leaky-relu": partial(F.leaky_relu, negative_slope=block.negative_slope),
+        "relu": partial(F.relu, inplace=inplace),
+        "leaky-relu": partial(F.leaky_relu, negative_slope=block.negative_slope, inplace=inplace),
         "gelu": F.gelu,
         "gelu-tanh": partial(F.gelu, approximate="tanh"),
         "silu": F.silu,
@@ -130,11 +140,16 @@ class MLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(cfg.d_model, cfg.ff_width, bias=cfg.block.bias)
         self.down = nn.Linear(cfg.ff_width, cfg.d_model, bias=cfg.block.bias)
-        self.activation = make_activation(cfg.block)
+        # the product before it keeps its inputs, not its output: overwriting that saves an array of (B, T, F)
+        self.activation = make_activation(cfg.block, inplace=True)
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → (B, T, F) → (B, T, d)
-        return self.dropout(self.down(self.activation(self.up(x))))
+        return self.contract(self.up(x))
+
+    def contract(self, hidden: Tensor) -> Tensor:
+        """Everything behind the first product."""
+        return self.dropout(self.down(self.activation(hidden)))
 
 
 class GLU(nn.Module):
@@ -148,7 +163,11 @@ class GLU(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → 2 × (B, T, F / 2) → (B, T, d)
-        hidden, gate = self.up(x).chunk(2, dim=-1)
+        return self.contract(self.up(x))
+
+    def contract(self, hidden: Tensor) -> Tensor:
+        """Everything behind the first product."""
+        hidden, gate = hidden.chunk(2, dim=-1)
         return self.dropout(self.down(hidden * self.activation(gate)))
 
 
