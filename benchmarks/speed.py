@@ -15,7 +15,6 @@ from dataclasses import dataclass
 import torch
 from rich.console import Console
 
-from skipless.allocator import keep_freed_memory
 from skipless.bench import (
     EXPLICIT,
     HF,
@@ -58,7 +57,7 @@ def ratio(rows: list[Row], case: str, name: str, reference: str, floor: float) -
 
 def train(device: str) -> list[Figure]:
     """Stacks of blocks at 128 tokens."""
-    rows = bench_train(Shape(), 21, device)
+    rows = bench_train(Shape(), 41, device)
     floors = {"sas": 1.10, "sas-p": 1.15, "sas-p-nonorm": 1.18}
     both = [ratio(rows, "T=128", name, other, floor) for name, floor in floors.items() for other in (HF, "pre-ln")]
     return [ratio(rows, "T=128", "pre-ln", HF, 1.0), *both]
@@ -66,7 +65,7 @@ def train(device: str) -> list[Figure]:
 
 def long(device: str) -> list[Figure]:
     """The same at 1,024 tokens, and against the explicit form."""
-    rows = bench_train(Shape(length=1024), 7, device, explicit=True)
+    rows = bench_train(Shape(length=1024), 11, device, explicit=True)
     explicit = ratio(rows, "T=1,024", "sas-p", "sas-p" + EXPLICIT, 2.4)
     return [ratio(rows, "T=1,024", "sas-p", HF, 1.12), explicit]
 
@@ -122,7 +121,6 @@ def main() -> int:
     parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; everything if not given")
     parser.add_argument("--device", default="auto")
     given = parser.parse_args()
-    keep_freed_memory()
     speed = matmul_speed(pick_device(given.device), torch.float32)
     found: list[Figure] = []
     for name in given.parts or PARTS:

@@ -8,7 +8,6 @@ from typing import Annotated, Any
 
 import typer
 
-from skipless.allocator import keep_freed_memory
 from skipless.errors import UserError
 
 app = typer.Typer(
@@ -32,7 +31,6 @@ MAX_SEED = 2**62
 
 def main(arguments: Sequence[str] | None = None) -> None:
     """Run a command: status 0 if it did what was asked, 2 and one line on standard error for bad input."""
-    keep_freed_memory()
     sys.exit(run(list(sys.argv[1:] if arguments is None else arguments)))
 
 

@@ -87,11 +87,13 @@ def train(
     from rich.console import Console
 
     from skipless import display
+    from skipless.allocator import keep_freed_memory
     from skipless.experiments.report import as_dict, summarise
     from skipless.progress import TrainView
     from skipless.train import train as run_training
     from skipless.trials import dry_run as rehearse
 
+    keep_freed_memory()
     view = TrainView(Console(stderr=as_json))
     if dry_run:
         outcome = rehearse(cfg, observer=view, cache_dir=cache_dir)

@@ -6,9 +6,10 @@ Shapes: B batch, T tokens, d width.
 from torch import Tensor, nn
 
 from skipless.config import BLOCKS, GainConfig, ModelConfig
+from skipless.nn import fast
 from skipless.nn.attention import Attention
 from skipless.nn.cache import Past
-from skipless.nn.layers import MLPS, Rotation, Scale, WithGains, make_norm, nothing, weighted_sum
+from skipless.nn.layers import GLU, MLP, MLPS, Rotation, Scale, WithGains, make_norm, nothing, weighted_sum
 from skipless.nn.mask import Mask
 
 __all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "make_block"]
@@ -84,9 +85,18 @@ class ParallelBlock(WithGains):
         self.add_gains(cfg.n_layer, alpha_comb=block.alpha_comb, beta_ff=block.beta_ff, beta_sa=block.beta_sa)
 
     def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
-        h = self.norm(x)
-        mha, mlp = self.attention(h, mask, turn), self.mlp(h)
+        mha, mlp = self.branches(self.norm(x), mask, turn)
         return weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
+
+    def branches(self, h: Tensor, mask: Mask | Past, turn: Rotation | None) -> tuple[Tensor | None, Tensor | None]:
+        """MHA(h) and MLP(h)."""
+        attention, mlp = self.attention, self.mlp
+        if isinstance(attention, Attention) and isinstance(mlp, MLP | GLU):
+            maps = (attention.query, attention.key, mlp.up)
+            if fast.can_fan_out(h, maps):  # the same, with the gradients of h added up inside the products
+                q, k, up, h = fast.fan_out(h, *(part.weight for part in maps))
+                return attention.mix(q, k, attention.value(h), mask, turn), mlp.contract(up)
+        return attention(h, mask, turn), mlp(h)
 
 
 Block = SequentialBlock | ParallelBlock

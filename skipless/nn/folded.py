@@ -104,7 +104,6 @@ class FoldedSequentialBlock(_Folded, SequentialBlock):
 class FoldedParallelBlock(_Folded, ParallelBlock):
     """`ParallelBlock` with queries, keys, values and the first product of the MLP as one."""
 
-    def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:
-        mha, up = self.mixed(self.norm(x), mask, turn)
-        mlp = self.mlp.contract(up) if isinstance(self.mlp, MLP | GLU) and up is not None else None
-        return weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
+    def branches(self, h: Tensor, mask: Mask | Past, turn: Rotation | None) -> tuple[Tensor | None, Tensor | None]:
+        mha, up = self.mixed(h, mask, turn)
+        return mha, self.mlp.contract(up) if isinstance(self.mlp, MLP | GLU) and up is not None else None

@@ -12,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skipless.config import BlockConfig, GainConfig, MapConfig, ModelConfig
-from skipless.nn.fast import rms_norm
+from skipless.nn import fast
 
 Scale = nn.Parameter | float | None
 """A gain at run time: trainable, fixed, or None for a branch that is not there."""
@@ -78,6 +78,8 @@ def add_scaled(total: Tensor, gain: nn.Parameter | float, x: Tensor, sign: int =
 def weighted_sum(*terms: tuple[Scale, Tensor | None]) -> Tensor:
     """Σ gain·x over the terms that are there; a term whose gain is None is not."""
     (gain, x), *rest = [(gain, x) for gain, x in terms if gain is not None and x is not None]
+    if len(rest) == 1 and fast.are_two_terms(gain, x, *rest[0]):
+        return fast.two_terms(gain, x, *rest[0])  # pyrefly: ignore  (the same in fewer passes)
     total = scaled(gain, x)
     for gain, x in rest:
         total = add_scaled(total, gain, x)
@@ -100,7 +102,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return rms_norm(x, self.weight, self.eps)
+        return fast.rms_norm(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"
@@ -142,6 +144,7 @@ class MLP(nn.Module):
         self.down = nn.Linear(cfg.ff_width, cfg.d_model, bias=cfg.block.bias)
         # the product before it keeps its inputs, not its output: overwriting that saves an array of (B, T, F)
         self.activation = make_activation(cfg.block, inplace=True)
+        self.is_relu = cfg.block.activation == "relu"
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → (B, T, F) → (B, T, d)
@@ -149,7 +152,14 @@ class MLP(nn.Module):
 
     def contract(self, hidden: Tensor) -> Tensor:
         """Everything behind the first product."""
+        if self.by_hand(hidden):
+            return self.dropout(fast.relu_linear(hidden, self.down.weight))  # the same with fewer arrays
         return self.dropout(self.down(self.activation(hidden)))
+
+    def by_hand(self, hidden: Tensor) -> bool:
+        """Whether ReLU and the second product are one operation."""
+        plain = self.is_relu and fast.is_plain(self.down) and torch.is_grad_enabled()
+        return plain and fast.by_hand(hidden, self.down.weight) and not torch.is_autocast_enabled("cpu")
 
 
 class GLU(nn.Module):
