@@ -78,7 +78,7 @@ def explicit(device: str) -> list[Figure]:
 
 def step(device: str) -> list[Figure]:
     """A whole training step of 18 layers with a vocabulary of 50,000."""
-    rows = bench_step(Shape(depth=18), 5, device)
+    rows = bench_step(Shape(depth=18), 3, device)
     memory = {row.name: row.peak_bytes or 0 for row in rows}
     share = Figure("training step: sas-p, peak memory", HF, memory["sas-p"] / memory[HF], None, 0.75, at_most=True)
     return [ratio(rows, "training step", "sas-p", HF, 1.13), share]
@@ -86,7 +86,7 @@ def step(device: str) -> list[Figure]:
 
 def decode(device: str) -> list[Figure]:
     """128 new tokens after 512, 18 layers, one sequence."""
-    rows = bench_decode(Shape(length=512, depth=18), 5, device)
+    rows = bench_decode(Shape(length=512, depth=18), 3, device)
     hugging_face = [ratio(rows, "decoding", "sas-p (kx)", f"{HF} ({cache})", 1.3) for cache in ("dynamic", "static")]
     return [*hugging_face, ratio(rows, "decoding", "sas-p (kx)", "pre-ln (kv)", 1.15)]
 
