@@ -11,7 +11,6 @@ The folder appears in one piece, and one that is there is replaced only on deman
 """
 
 import json
-import logging
 import warnings
 from collections.abc import Iterator, Mapping
 from contextlib import contextmanager, nullcontext
@@ -29,6 +28,7 @@ from skipless.data import Tokenizer
 from skipless.errors import MissingExtra, UserError, unknown
 from skipless.nn import explicit_form
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
+from skipless.quiet import quiet
 from skipless.runs import ARCHITECTURES, MODEL_TYPE, choose_checkpoint, find_run, is_export, load_checkpoint
 
 Model = CausalLM | MaskedLM | SequenceClassifier
@@ -158,7 +158,7 @@ def _to_onnx(model: Model, folder: Path) -> None:
     example = onnx_inputs(model, 2, min(7, model.config.max_seq_len))
     batch = torch.export.Dim("batch", min=1, max=1 << 16)
     length = torch.export.Dim("length", min=1, max=model.config.max_seq_len)
-    with torch.no_grad(), form, _quiet("torch.onnx"), warnings.catch_warnings():
+    with torch.no_grad(), form, quiet("torch.onnx"), warnings.catch_warnings():
         warnings.simplefilter("ignore")
         program = torch.onnx.export(
             model,
@@ -207,18 +207,6 @@ def onnx_error(model: Model, path: Path) -> float:
             apart = apart[inputs["attention_mask"].bool()]  # what comes out at padding means nothing
         errors.append(apart.max() / expected.abs().max().clamp(min=1))
     return torch.stack(errors).max().item()
-
-
-@contextmanager
-def _quiet(name: str) -> Iterator[None]:
-    """Without warnings about what other packages could do if they were installed."""
-    logger = logging.getLogger(name)
-    level = logger.level
-    logger.setLevel(logging.ERROR)
-    try:
-        yield
-    finally:
-        logger.setLevel(level)
 
 
 FORMATS = {"hf": _to_hf, "onnx": _to_onnx, "safetensors": _to_safetensors}
