@@ -53,9 +53,7 @@ def export_run(path: Path | str, to: str, out: Path | str, *, which: str = "last
     return export_model(model, to, out, card=card, overwrite=overwrite)
 
 
-def export_model(
-    model: Model, to: str, out: Path | str, *, card: str | None = None, overwrite: bool = False
-) -> Path:
+def export_model(model: Model, to: str, out: Path | str, *, card: str | None = None, overwrite: bool = False) -> Path:
     """Export a model, with its `tokenizer` if it has one."""
     out = Path(out)
     _check(to, out, overwrite)

@@ -7,6 +7,8 @@ are made relative. Nothing is kept by hand: this reads the sources of the packag
 
 import ast
 import re
+import sys
+from collections.abc import Iterable
 from importlib.resources import files
 from pathlib import PurePosixPath
 
@@ -32,7 +34,14 @@ def remote_code() -> dict[str, str]:
             sources[module] = _read(module)
             waiting += _needs(sources[module])
     note = f"# From skipless {__version__}, MIT licence; made by `skipless export`.\n"
-    return {f"{_flat(module)}.py": note + _relative(source) for module, source in sorted(sources.items())}
+    bundle = {f"{_flat(module)}.py": note + _relative(source) for module, source in sorted(sources.items())}
+    # of a file that auto_map names, transformers looks whether its imports can be had, and says what is missing
+    needs = "".join(f"import {package}  # noqa: E402, F401\n" for package in _packages(sources.values()))
+    for reference in set(AUTO_MAP.values()):
+        file = f"{reference.split('.')[0]}.py"
+        if not bundle[file].endswith(needs):
+            bundle[file] += f"\n# what all these files need\n{needs}"
+    return bundle
 
 
 def _read(module: str) -> str:
@@ -52,6 +61,14 @@ def _needs(source: str) -> list[str]:
             names = [f"{node.module}.{alias.name}" for alias in node.names]
             needed += [name if _is_module(name) else node.module for name in names]
     return needed
+
+
+def _packages(sources: Iterable[str]) -> list[str]:
+    """The other packages that sources import, but for Python's own."""
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return sorted({name.split(".")[0] for name in names} - sys.stdlib_module_names - {"skipless"})
 
 
 def _flat(module: str) -> str:

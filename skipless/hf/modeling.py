@@ -197,7 +197,8 @@ LOSS_ARGUMENTS = ("num_items_in_batch",)
 
 def loss_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """What is meant for the loss; anything else that is not None cannot be served, and says so."""
-    unknown = [key for key, value in given.items() if key not in LOSS_ARGUMENTS and value not in (None, False)]
+    asked = [key for key, value in given.items() if value is not None and value is not False]
+    unknown = [key for key in asked if key not in LOSS_ARGUMENTS]
     if unknown:
         raise UserError(f"skipless models do not take {', '.join(unknown)}")
     return {key: given[key] for key in LOSS_ARGUMENTS if key in given}
@@ -228,6 +229,7 @@ class SkiplessForCausalLM(SkiplessPreTrainedModel, GenerationMixin):
 
         With a cache the ids are the new tokens, and `attention_mask` covers all tokens so far.
         """
+        more = loss_arguments(others)
         wants_cache = self.config.use_cache if use_cache is None else use_cache
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         if past_key_values is None and wants_cache and not self.training and labels is None:
@@ -236,11 +238,7 @@ class SkiplessForCausalLM(SkiplessPreTrainedModel, GenerationMixin):
         hidden, states = self._hidden_states(run) if wants_states else (run(), None)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
         logits = F.linear(hidden[:, rows], self.model.head_weight)
-        loss = None
-        if labels is not None:
-            loss = self.loss_function(logits, labels, vocab_size=logits.shape[-1], **loss_arguments(others))
-        else:
-            loss_arguments(others)
+        loss = None if labels is None else self.loss_function(logits, labels, vocab_size=logits.shape[-1], **more)
         output = CausalLMOutputWithPast(loss, logits, past_key_values, states)
         return output if return_dict is not False else output.to_tuple()
 
@@ -284,11 +282,11 @@ class SkiplessForMaskedLM(SkiplessPreTrainedModel):
         **others: Any,
     ) -> MaskedLMOutput | tuple[Any, ...]:
         """Logits (B, T, V); labels of −100 have no loss."""
+        more = loss_arguments(others)
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         run = partial(self.model.hidden, input_ids, attention_mask)
         hidden, states = self._hidden_states(run) if wants_states else (run(), None)
         logits = F.linear(hidden, self.model.head_weight)
-        more = loss_arguments(others)
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=logits.shape[-1], **more)
         output = MaskedLMOutput(loss, logits, states)
         return output if return_dict is not False else output.to_tuple()
@@ -312,8 +310,8 @@ class SkiplessForSequenceClassification(SkiplessPreTrainedModel):
         **others: Any,
     ) -> SequenceClassifierOutput | tuple[Any, ...]:
         """Logits (B, num_labels)."""
-        logits = self.model(input_ids, attention_mask)
         more = loss_arguments(others)
+        logits = self.model(input_ids, attention_mask)
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **more)
