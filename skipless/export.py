@@ -191,7 +191,7 @@ def onnx_inputs(model: Model, batch: int, length: int, seed: int = 0) -> dict[st
 
 @torch.no_grad()
 def onnx_error(model: Model, path: Path) -> float:
-    """The largest difference of an ONNX file from the model over `ONNX_SHAPES`, in units of the largest logit or of 1."""
+    """The largest difference of an ONNX file from the model, in units of the largest logit or of 1."""
     import onnxruntime
 
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])

@@ -44,7 +44,8 @@ def evaluate(
     if tasks is not None:
         if source is not None or rows is not None:
             raise UserError("--source and --rows are for text; --tasks has --limit")
-        return _evaluate_tasks(run, tasks, task_path, limit, which, as_json=as_json)
+        _evaluate_tasks(run, tasks, task_path, limit, which, as_json=as_json)
+        return
     if task_path is not None or limit is not None:
         raise UserError("--task-path and --limit go with --tasks")
     from dataclasses import asdict

@@ -142,6 +142,15 @@ class SkiplessPreTrainedModel(PreTrainedModel):
         """The library's model, with initial weights."""
         raise NotImplementedError
 
+    @property
+    def model_config(self) -> ModelConfig:
+        """The library's configuration.
+
+        Made again, for `transformers` may have loaded the sources of an export twice: the configuration's `ModelConfig`
+        is then another class than the one that this file knows.
+        """
+        return ModelConfig.model_validate(self.config.to_model_config().model_dump())
+
     def get_output_embeddings(self) -> nn.Linear | None:
         """The head, where it has a matrix of its own."""
         return getattr(self.model, "head", None)
@@ -211,7 +220,7 @@ class SkiplessForCausalLM(SkiplessPreTrainedModel, GenerationMixin):
 
     def make_model(self) -> CausalLM:
         """The library's model, with initial weights."""
-        return CausalLM(self.config.to_model_config())
+        return CausalLM(self.model_config)
 
     def forward(
         self,
@@ -270,7 +279,7 @@ class SkiplessForMaskedLM(SkiplessPreTrainedModel):
 
     def make_model(self) -> MaskedLM:
         """The library's model, with initial weights."""
-        return MaskedLM(self.config.to_model_config())
+        return MaskedLM(self.model_config)
 
     def forward(
         self,
@@ -299,7 +308,7 @@ class SkiplessForSequenceClassification(SkiplessPreTrainedModel):
 
     def make_model(self) -> SequenceClassifier:
         """The library's model, with initial weights."""
-        return SequenceClassifier(self.config.to_model_config(), self.config.num_labels)
+        return SequenceClassifier(self.model_config, self.config.num_labels)
 
     def forward(
         self,
