@@ -44,7 +44,8 @@ def evaluate_tasks(
     tokenizer = wrap_tokenizer(model.tokenizer, model.config.max_seq_len)
     with as_file(files("skipless").joinpath("tasks")) as shipped, quiet("lm_eval"):
         manager = _manager(tasks, [shipped, *([] if task_path is None else [task_path])])
-        harness = HFLM(pretrained=wrap(model).to(device), tokenizer=tokenizer, backend="causal", batch_size=batch_size)
+        wrapped = wrap(model.to(device))
+        harness = HFLM(pretrained=wrapped, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
         found = simple_evaluate(harness, tasks=list(tasks), task_manager=manager, limit=limit)
     assert found is not None
     return {task: _scores(values) for task, values in found["results"].items()}

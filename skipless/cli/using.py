@@ -53,7 +53,7 @@ def evaluate(
     from skipless import display
     from skipless.data import prepare
     from skipless.evaluate import evaluate as measure
-    from skipless.runs import find_run, is_export, load
+    from skipless.runs import choose_checkpoint, find_run, is_export, load_checkpoint
 
     if is_export(Path(run)):
         raise UserError(f"{run!r} is an export, which does not know its held-out text; evaluate it with --tasks")
@@ -62,7 +62,7 @@ def evaluate(
     data = cfg.data
     if source:
         data = data.replace(source=source, valid_source=None, valid_fraction=0.0, tokenizer=str(found.tokenizer_file))
-    model = load(found.folder, which=which)
+    model = load_checkpoint(found, choose_checkpoint(found, which))
     corpus = prepare(data, cache_dir=cache_dir)
     result = measure(model, cfg, corpus, tokens=corpus.train if source else corpus.valid, max_rows=rows)
     if as_json:

@@ -120,8 +120,8 @@ class SkiplessPreTrainedModel(PreTrainedModel):
     """What the three models share: `model` is the library's own."""
 
     config_class = SkiplessConfig
-    config: SkiplessConfig
-    model: Transformer
+    config: SkiplessConfig  # pyrefly: ignore
+    model: Any  # the library's own
     base_model_prefix = "model"
     _input_embed_layer = "embedding"
     _no_split_modules = ["SequentialBlock", "ParallelBlock"]
@@ -182,7 +182,7 @@ class SkiplessPreTrainedModel(PreTrainedModel):
             if enable and layer % every_n_layers == 0:
                 block.forward = partial(_again, gradient_checkpointing_func, block.forward)
 
-    def _hidden_states(self, run: Callable[[], Tensor]) -> tuple[Tensor, tuple[Tensor, ...]]:
+    def _hidden_states(self, run: Callable[[], Tensor]) -> tuple[Tensor, Any]:
         """What the head sees, and the stream before each block and at the end, L + 1 tensors."""
         before: list[Tensor] = []
         hooks = [
@@ -216,8 +216,6 @@ def loss_arguments(given: dict[str, Any]) -> dict[str, Any]:
 class SkiplessForCausalLM(SkiplessPreTrainedModel, GenerationMixin):
     """`skipless.CausalLM` with `generate`: greedy, sampling, beams, assisted, with any cache of `transformers`."""
 
-    model: CausalLM
-
     def make_model(self) -> CausalLM:
         """The library's model, with initial weights."""
         return CausalLM(self.model_config)
@@ -246,7 +244,7 @@ class SkiplessForCausalLM(SkiplessPreTrainedModel, GenerationMixin):
         run = partial(self._hidden, input_ids, attention_mask, past_key_values, in_place=bool(wants_states))
         hidden, states = self._hidden_states(run) if wants_states else (run(), None)
         rows = slice(-logits_to_keep, None) if isinstance(logits_to_keep, int) else logits_to_keep
-        logits = F.linear(hidden[:, rows], self.model.head_weight)
+        logits: Any = F.linear(hidden[:, rows], self.model.head_weight)
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=logits.shape[-1], **more)
         output = CausalLMOutputWithPast(loss, logits, past_key_values, states)
         return output if return_dict is not False else output.to_tuple()
@@ -275,8 +273,6 @@ class SkiplessForCausalLM(SkiplessPreTrainedModel, GenerationMixin):
 class SkiplessForMaskedLM(SkiplessPreTrainedModel):
     """`skipless.MaskedLM`."""
 
-    model: MaskedLM
-
     def make_model(self) -> MaskedLM:
         """The library's model, with initial weights."""
         return MaskedLM(self.model_config)
@@ -295,7 +291,7 @@ class SkiplessForMaskedLM(SkiplessPreTrainedModel):
         wants_states = self.config.output_hidden_states if output_hidden_states is None else output_hidden_states
         run = partial(self.model.hidden, input_ids, attention_mask)
         hidden, states = self._hidden_states(run) if wants_states else (run(), None)
-        logits = F.linear(hidden, self.model.head_weight)
+        logits: Any = F.linear(hidden, self.model.head_weight)
         loss = None if labels is None else self.loss_function(logits, labels, vocab_size=logits.shape[-1], **more)
         output = MaskedLMOutput(loss, logits, states)
         return output if return_dict is not False else output.to_tuple()
@@ -304,11 +300,9 @@ class SkiplessForMaskedLM(SkiplessPreTrainedModel):
 class SkiplessForSequenceClassification(SkiplessPreTrainedModel):
     """`skipless.SequenceClassifier`: `num_labels`, `id2label` and `problem_type` as everywhere in `transformers`."""
 
-    model: SequenceClassifier
-
     def make_model(self) -> SequenceClassifier:
         """The library's model, with initial weights."""
-        return SequenceClassifier(self.model_config, self.config.num_labels)
+        return SequenceClassifier(self.model_config, self.config.num_labels or 2)
 
     def forward(
         self,

@@ -1,5 +1,7 @@
 """The library's models and tokenisers in the clothes of Hugging Face's, sharing their weights."""
 
+from typing import Any
+
 import tokenizers
 import torch
 from transformers import PreTrainedTokenizerFast
@@ -24,7 +26,7 @@ SPECIALS = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "m
 
 def wrap(model: CausalLM | MaskedLM | SequenceClassifier) -> SkiplessPreTrainedModel:
     """The model with `generate`, `save_pretrained` and the rest; its weights are the same tensors."""
-    labels = {"num_labels": model.num_labels} if isinstance(model, SequenceClassifier) else {}
+    labels: dict[str, Any] = {"num_labels": model.num_labels} if isinstance(model, SequenceClassifier) else {}
     config = SkiplessConfig(**model.config.model_dump(), **labels)
     with torch.device("meta"):
         wrapped = CLASSES[type(model)](config)

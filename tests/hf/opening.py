@@ -17,8 +17,8 @@ else:
     assert "transformers" not in sys.modules
     assert "torch" not in sys.modules
 
-import torch
-from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer
+import torch  # noqa: E402
+from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer  # noqa: E402
 
 trust = {"trust_remote_code": True} if how == "remote" else {}
 model = AutoModelForCausalLM.from_pretrained(folder, **trust)
