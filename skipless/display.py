@@ -16,6 +16,7 @@ if TYPE_CHECKING:
     from skipless.data import Corpus
     from skipless.evaluate import Evaluation
     from skipless.experiments.report import Summary
+    from skipless.harness import Scores
     from skipless.runs import Run
 
 COLLAPSED = 0.99
@@ -150,6 +151,17 @@ def show_evaluation(name: str, source: str, result: "Evaluation") -> None:
         ["predicted tokens", f"{result.tokens:,}"],
     ]
     Console().print(table(f"{name} on {source}", ["", ""], rows))
+
+
+def show_scores(name: str, scores: "Scores") -> None:
+    """Metrics of tasks, with their standard errors."""
+    rows = []
+    for task, values in scores.items():
+        for metric, value in values.items():
+            if "_stderr" not in metric:
+                error = values.get(f"{metric}_stderr")
+                rows.append([task, metric, f"{value:.4f}", "" if error is None else f"± {error:.4f}"])
+    Console().print(table(name, ["task", "metric", "value", "standard error"], rows))
 
 
 def show_corpus(corpus: "Corpus", rows: int = 0) -> None:

@@ -19,38 +19,67 @@ def evaluate(
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Sequences, spread evenly; all if not given.", min=1)] = None,
     which: Annotated[str, typer.Option(help="Checkpoint: last or best.")] = "last",
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks of lm-evaluation-harness, with commas between; python_next_line is here.")
+    ] = None,
+    task_path: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Items of each task; all if not given.", min=1)] = None,
     cache_dir: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Loss, perplexity and bits per byte of a trained model on held-out text or on any source.
+    """Loss, perplexity and bits per byte of a trained model on held-out text or on any source; or scores on tasks.
+
+    With `--tasks` RUN may also be an exported model.
 
     Examples:
 
     - `skipless evaluate runs/baseline`
 
     - `skipless evaluate runs/baseline --source 'files:src/**/*.py' --json`
+
+    - `skipless evaluate runs/baseline --tasks python_next_line`
     """
     if which not in ("last", "best"):
         raise UserError(f"--which takes last or best, got {which!r}")
+    if tasks is not None:
+        if source is not None or rows is not None:
+            raise UserError("--source and --rows are for text; --tasks has --limit")
+        _evaluate_tasks(run, tasks, task_path, limit, which, as_json=as_json)
+        return
+    if task_path is not None or limit is not None:
+        raise UserError("--task-path and --limit go with --tasks")
     from dataclasses import asdict
 
     from skipless import display
     from skipless.data import prepare
     from skipless.evaluate import evaluate as measure
-    from skipless.runs import find_run, load
+    from skipless.runs import choose_checkpoint, find_run, is_export, load_checkpoint
 
+    if is_export(Path(run)):
+        raise UserError(f"{run!r} is an export, which does not know its held-out text; evaluate it with --tasks")
     found = find_run(run)
     cfg = found.config()
     data = cfg.data
     if source:
         data = data.replace(source=source, valid_source=None, valid_fraction=0.0, tokenizer=str(found.tokenizer_file))
-    model = load(found.folder, which=which)
+    model = load_checkpoint(found, choose_checkpoint(found, which))
     corpus = prepare(data, cache_dir=cache_dir)
     result = measure(model, cfg, corpus, tokens=corpus.train if source else corpus.valid, max_rows=rows)
     if as_json:
         print(json.dumps({"run": str(found.folder), "source": data.source, **asdict(result)}))
     else:
         display.show_evaluation(found.name, source or "held-out part of " + data.source, result)
+
+
+def _evaluate_tasks(
+    run: str, tasks: str, task_path: Path | None, limit: int | None, which: str, *, as_json: bool
+) -> None:
+    from skipless import display
+    from skipless.harness import evaluate_tasks
+
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    scores = evaluate_tasks(run, names, task_path=task_path, limit=limit, which=which)
+    print(json.dumps({"run": run, "tasks": scores})) if as_json else display.show_scores(run, scores)
 
 
 def _read_text(path: Path | None) -> str:
@@ -87,7 +116,7 @@ def generate(
     cache: Annotated[str, typer.Option(help="What is remembered: auto, kv, kx, or x (half the memory).")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write text with a trained causal model, token by token as it comes.
+    """Write text with a trained causal model, token by token as it comes. RUN may also be an exported model.
 
     Examples:
 

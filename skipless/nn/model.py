@@ -277,8 +277,10 @@ def as_padding(attention_mask: Tensor | None) -> Tensor | None:
 
 
 @torch.no_grad()
-def init_weights(model: Transformer) -> None:
+def init_weights(model: nn.Module, config: ModelConfig | None = None) -> None:
     """Set every weight to its initial value. The only place where weights are initialised.
+
+    Blocks in a model of someone else's are given with the configuration they were made of.
 
     | what | value |
     | --- | --- |
@@ -290,8 +292,9 @@ def init_weights(model: Transformer) -> None:
     | biases | 0 |
     | gains | the `init` of their configuration |
     """
-    cfg = model.config
-    if model.embedding.weight.is_meta:
+    cfg = config or model.config
+    assert isinstance(cfg, ModelConfig)
+    if any(parameter.is_meta for parameter in model.parameters()):
         return  # there is nothing to fill; call this again once the model has memory
     for module in model.modules():
         if isinstance(module, WithGains):
