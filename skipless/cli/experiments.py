@@ -64,7 +64,10 @@ def reproduce(
     if list_only:
         _list(ids or ["all"], where, as_json=as_json)
         return
-    _reproduce(ids or [], where, seeds, budget, jobs, (runs, out, cache_dir), as_json=as_json)
+    given = [*(("--rates", str(rates)) if rates else ()), *(("--source", source) if source else ())]
+    given += [word for setting in settings or [] for word in ("--set", setting)]
+    again = shlex.join(["--scale", scale, "--seeds", str(seeds), *given])
+    _reproduce(ids or [], where, seeds, budget, jobs, (runs, out, cache_dir), again, as_json=as_json)
 
 
 def _changes(source: str | None, settings: list[str] | None) -> dict[str, Any]:
@@ -91,6 +94,7 @@ def _reproduce(
     budget: float | None,
     jobs: int,
     folders: tuple[Path, Path, Path | None],
+    again: str,
     *,
     as_json: bool,
 ) -> None:
@@ -111,8 +115,8 @@ def _reproduce(
         progress = Pool(jobs, cache_dir, deadline, view).run(tasks)
     finally:
         view.close()
-    shelf, command = Shelf(runs), "skipless " + shlex.join(sys.argv[1:])
-    findings = [find(one, scale, seeds, shelf, command) for one in experiments]
+    shelf = Shelf(runs)
+    findings = [find(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
     left = [task.run.name for task in tasks if task.run.name not in progress.finished]
     if as_json:
         content = {"findings": [as_dict(one) for one in findings], "failed": progress.failed, "left": left}
