@@ -19,6 +19,7 @@ if TYPE_CHECKING:
     from skipless.evaluate import Evaluation
     from skipless.experiments.outcome import Finding
     from skipless.experiments.report import Summary
+    from skipless.experiments.sweep import Point
     from skipless.runs import Run
 
 COLLAPSED = 0.99
@@ -247,6 +248,22 @@ def show_experiments(rows: Sequence[Mapping[str, Any]]) -> None:
     )
     out.columns[-1].justify = "left"
     Console().print(out)
+
+
+def show_sweep(points: Sequence["Point"]) -> None:
+    """Every point of a sweep, the best of each block marked."""
+    keys = list(dict.fromkeys(key for point in points for key in point.values))
+    losses: dict[str, float] = {}
+    for point in points:
+        if point.state == "complete" and point.loss is not None:
+            losses[point.block] = min(point.loss, losses.get(point.block, point.loss))
+    rows = []
+    for point in sorted(points, key=lambda point: point.block):
+        best = " ←" if point.state == "complete" and point.loss == losses.get(point.block) else ""
+        outcome = _figure(point.loss, 4) + best if point.state == "complete" else point.state
+        values = (point.values.get(key) for key in keys)
+        rows.append([point.block, *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values), outcome])
+    Console().print(table("Sweep", ["block", *keys, "held-out loss"], rows))
 
 
 def clock(seconds: float) -> str:

@@ -1,4 +1,4 @@
-"""The paper's experiments: `skipless reproduce`."""
+"""The paper's experiments and what they are tuned with: `skipless reproduce`, `skipless sweep`."""
 
 import json
 import shlex
@@ -140,3 +140,70 @@ def write_results(findings: Any, out: Path) -> Path:
         save_plots(finding, out / finding.id)
     every = {run.folder: run for finding in findings for run in finding.runs}
     return write_page(findings, list(every.values()), out / "report.html")
+
+
+@app.command()
+def sweep(
+    over: Annotated[
+        list[str],
+        typer.Option(
+            "--over",
+            "-o",
+            metavar="KEY=VALUES",
+            help="`train.lr=1e-3,3e-3`, or a range: `train.lr=log:1e-4:1e-2`, also lin and int. Several make a grid.",
+        ),
+    ],
+    block: Annotated[
+        list[str] | None, typer.Option("--block", "-b", help="A block; several times for several.  [default: sas-p]")
+    ] = None,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="What is trained.")] = "study",
+    folder: Annotated[Path, typer.Option(help="Of the sweep; workers on the same one share its points.")] = Path(
+        "sweep"
+    ),
+    trials: Annotated[int | None, typer.Option(help="Trials of each block, where there is a range.", min=1)] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Give up what is behind the median of others.")] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs; those that are there are reused.")] = Path(
+        "runs"
+    ),
+    settings: SetOption = None,
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train over values of any key of the configuration, and find the best for each block.
+
+    Started several times with the same arguments, on one machine or on several with a common folder, the workers share
+    the points; what a killed one leaves behind, another takes over. Each point is an ordinary run. The best values are
+    in `best.json` of the folder, which `skipless reproduce --rates` reads.
+
+    Examples:
+
+    - `skipless sweep --over train.lr=1e-3,2e-3,4e-3 --block pre-ln --block sas-p`
+
+    - `skipless sweep --over train.lr=log:1e-4:1e-2 --trials 12 --prune --folder lr`
+
+    - `skipless sweep --over train.lr=1e-3,3e-3 --over model.block.beta_ff=0.05,0.2 --block sas --recipe smoke`
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from skipless import display
+    from skipless.config import parse_overrides
+    from skipless.experiments.report import plot_sweep
+    from skipless.experiments.sweep import Sweep, parse_axis
+    from skipless.progress import TrainView
+
+    view = TrainView(Console(stderr=as_json))
+    axes = [parse_axis(text) for text in over]
+    blocks = list(dict.fromkeys(block or ["sas-p"]))
+    changes = parse_overrides(settings or [])
+    display.pyplot()
+    work = Sweep(folder, runs, recipe, blocks, axes, trials, changes, prune, cache_dir, view, view.message)
+    work.work()
+    best, points = work.write_best(), work.results()
+    plot = plot_sweep(points, axes[0].key, folder / "sweep.png")
+    if as_json:
+        print(json.dumps({"points": [asdict(point) for point in points], "best": work.best()}))
+        return
+    display.show_sweep(points)
+    print(f"best values: {best}\nplot: {plot}\nnext: skipless reproduce fig5 --rates {best}")

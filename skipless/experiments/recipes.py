@@ -198,7 +198,7 @@ def study_books(block: str = "sas-p") -> RunConfig:
     )
 
 
-def laptop_bert(block: str = "sas-p") -> RunConfig:
+def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
     """`crammed_bert` at laptop scale, on steps instead of minutes."""
     base = crammed_bert(block)
     changes: dict[str, Any] = {f"train.{key}": getattr(base.train, key) for key in _CRAMMED}
@@ -341,7 +341,7 @@ RECIPES: dict[str, Callable[[str], RunConfig]] = {
     "study-long": study_long,
     "study-shallow": study_shallow,
     "study-deep": study_deep,
-    "laptop-bert": laptop_bert,
+    "crammed-bert-laptop": crammed_bert_laptop,
     "study-books": study_books,
     "codeparrot": codeparrot,
     "codeparrot-long": codeparrot_long,
@@ -414,7 +414,7 @@ SCALES: dict[str, dict[str, str]] = {
         "long": "study-long",
         "shallow": "study-shallow",
         "deep": "study-deep",
-        "encoder": "laptop-bert",
+        "encoder": "crammed-bert-laptop",
         "books": "study-books",
     },
     "paper": {

@@ -28,13 +28,16 @@ class Made:
 
 def history(cfg: RunConfig, made: Made) -> History:
     """A history whose losses fall on a line to the one that was asked for."""
-    steps = cfg.train.steps
+    steps, seconds = cfg.train.steps or 1000, made.seconds
     train = made.train or made.loss
     per_step = cfg.train.batch_size * cfg.data.seq_len
+    if cfg.train.minutes is not None:  # the faster one reads more
+        seconds = 60 * cfg.train.minutes
+        per_step *= seconds / made.seconds
     records = []
     for tenth in range(11):
         step, drop = steps * tenth // 10, (1 - tenth / 10) * 4
-        where = {"step": step, "tokens": step * per_step, "seconds": made.seconds * tenth / 10}
+        where = {"step": step, "tokens": step * per_step, "seconds": seconds * tenth / 10}
         if tenth:
             records.append({**where, "loss": train + drop, "gains": gains(cfg, made)})
         loss = made.loss + drop
