@@ -71,25 +71,25 @@ def stamps(folder):
 
 def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
     runs = tmp_path / "runs"
-    arguments = ["first-value", *small(), "--runs", str(runs), "--out", str(tmp_path / "out")]
+    arguments = ["fig2", *small(), "--runs", str(runs), "--out", str(tmp_path / "out")]
     first = start(tmp_path, *arguments)
-    wait_for(lambda: len(finished(runs)) >= 2, first, tmp_path)
+    wait_for(lambda: len(finished(runs)) >= 1, first, tmp_path)
     first.kill()
     first.wait()
     done = finished(runs)
     before = {folder: stamps(folder) for folder in done}
-    assert 2 <= len(done) < 4
+    assert 1 <= len(done) < 3
     report = finish(start(tmp_path, *arguments), tmp_path)
-    assert len(finished(runs)) == 4
+    assert len(finished(runs)) == 3
     assert {folder: stamps(folder) for folder in done} == before
     assert (report["failed"], report["left"]) == ({}, [])
     (finding,) = report["findings"]
-    assert finding["id"] == "first-value"
+    assert finding["id"] == "fig2"
     assert finding["seeds"] == [0]
-    assert len(finding["runs"]) == 4
-    assert len(finding["verdicts"]) == len(EXPERIMENTS["first-value"].claims(Scale("laptop")))
+    assert len(finding["runs"]) == 3
+    assert len(finding["verdicts"]) == len(EXPERIMENTS["fig2"].claims(Scale("laptop")))
     assert all(verdict["numbers"]["seeds"] == 1 for verdict in finding["verdicts"])
-    # and a third time nothing at all is trained: another experiment that needs some of the same finds them
+    # and a third time nothing at all is trained
     again = {folder: stamps(folder) for folder in finished(runs)}
     finish(start(tmp_path, *arguments), tmp_path)
     assert {folder: stamps(folder) for folder in finished(runs)} == again
@@ -97,7 +97,7 @@ def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
 
 def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path, small, source, cache_dir):
     runs = tmp_path / "runs"
-    arguments = ["matrix", *small(400, 1000), "--runs", str(runs), "--jobs", "2"]
+    arguments = ["fig4", *small(400, 1000), "--runs", str(runs), "--jobs", "2"]
     first = start(tmp_path, *arguments)
     files = lambda: [path for path in runs.glob("*/metrics.jsonl") if path.stat().st_size > 300]  # noqa: E731
     wait_for(lambda: len(files()) == 2, first, tmp_path)
@@ -120,14 +120,14 @@ def test_two_on_one_folder_share_the_work(tmp_path, small):
     runs, folders = tmp_path / "runs", [tmp_path / name for name in "ab"]
     for folder in folders:
         folder.mkdir()
-    arguments = ["matrix", *small(), "--runs", str(runs)]
+    arguments = ["fig4", *small(), "--runs", str(runs)]
     both = [start(folder, *arguments) for folder in folders]
     reports = [finish(process, folder) for process, folder in zip(both, folders, strict=True)]
     assert reports[0]["findings"] == reports[1]["findings"]
-    assert len(finished(runs)) == 4
+    assert len(finished(runs)) == 2
     begun = [line for folder in folders for line in (folder / "err").read_text().splitlines() if ": begins" in line]
     trained = {line.split(":")[0] for line in begun}
-    assert len(trained) == 4
+    assert len(trained) == 2
     for folder in finished(runs):
         steps = [record["step"] for record in Run(folder).metrics() if "valid_loss" in record]
         assert steps == [0, 4, 8, 12]
@@ -136,18 +136,18 @@ def test_two_on_one_folder_share_the_work(tmp_path, small):
 def test_a_run_that_fails_is_reported_and_stops_no_other(tmp_path, small, capsys, monkeypatch):
     monkeypatch.setattr("skipless.cli.experiments.write_results", lambda findings, out: out)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    broken = plan(choose(["first-value"]), Scale("laptop", None, tiny_changes(small())), 1, Shelf(tmp_path), 1.0)[0]
+    broken = plan(choose(["fig4"]), Scale("laptop", None, tiny_changes(small())), 1, Shelf(tmp_path), 1.0)[0]
     folder = tmp_path / run_name(broken.cfg)
     folder.mkdir()
     (folder / "checkpoints").write_text("in the way")
-    assert skipless(["reproduce", "first-value", *small(), "--runs", str(tmp_path), "--json"]) == 3
+    assert skipless(["reproduce", "fig4", *small(), "--runs", str(tmp_path), "--json"]) == 3
     said = capsys.readouterr()
     report = json.loads(said.out)
     assert list(report["failed"]) == report["left"] == [folder.name]
     assert f"{folder.name}: FAILED" in said.err
-    assert len(finished(tmp_path)) == 3
+    assert len(finished(tmp_path)) == 1
     outcomes = [verdict["reason"] for verdict in report["findings"][0]["verdicts"]]
-    assert "no finished run of sas" in outcomes
+    assert "no finished run of sas-gains" in outcomes
 
 
 def test_a_spent_budget_is_an_end_with_verdicts(tmp_path, small, capsys, monkeypatch):
