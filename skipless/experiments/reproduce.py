@@ -295,6 +295,8 @@ class Child:
     task: Task
     process: subprocess.Popen[bytes]
     errors: IO[bytes]
+    slot: int
+    """Its number among those that run at a time."""
 
     def reason(self) -> str:
         """The last line of what it said."""
@@ -302,6 +304,12 @@ class Child:
         lines = self.errors.read().decode(errors="replace").strip().splitlines()
         said = lines[-1].removeprefix("skipless: ") if lines else "it said nothing"
         return f"{said} (exit status {self.process.returncode})"
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return listed.split(",") if listed else [str(number) for number in range(torch.cuda.device_count())]
 
 
 @dataclass
@@ -381,6 +389,7 @@ class Pool:
         command += ["--config", str(folder / "plan.json"), "--runs", str(folder.parent), "--name", folder.name]
         command += ["--resume", "auto", "--track", "none", "--json"]
         command += ["--cache-dir", str(self.cache_dir)] if self.cache_dir else []
+        slot = next(number for number in range(self.jobs) if number not in {child.slot for child in self.children})
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the child has ended)
         # In a session of its own, so that Ctrl-C reaches this process alone, which passes it on once: a second signal
         # would end a training before it has saved.
@@ -389,15 +398,19 @@ class Pool:
             stdin=subprocess.DEVNULL,
             stdout=subprocess.DEVNULL,
             stderr=errors,
-            env=self._environment(),
+            env=self._environment(slot),
             start_new_session=True,
         )
-        self.children.append(Child(task, process, errors))
+        self.children.append(Child(task, process, errors, slot))
         self.watcher.started(task, self.progress)
 
-    def _environment(self) -> dict[str, str]:
+    def _environment(self, slot: int) -> dict[str, str]:
+        """A child has its share of the cores, unless that was decided outside, and one GPU where there are several."""
         threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
         given = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        devices = visible_devices()
+        if len(devices) > 1:
+            given["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
         return {**os.environ, **given}
 
     def _ended(self, child: Child) -> None:

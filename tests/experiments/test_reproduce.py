@@ -14,7 +14,7 @@ from skipless.cli import run as skipless
 from skipless.errors import UserError
 from skipless.experiments.figures import EXPERIMENTS
 from skipless.experiments.recipes import Scale
-from skipless.experiments.reproduce import Shelf, choose, cost, plan, run_key, run_name, state
+from skipless.experiments.reproduce import Pool, Shelf, choose, cost, plan, run_key, run_name, state
 from skipless.runs import Run
 from skipless.train import train
 from tests.train.processes import ENVIRONMENT, ROOT
@@ -237,6 +237,20 @@ def test_a_run_without_its_last_weights_is_not_finished(tmp_path, source, cache_
     (last,) = run.checkpoints().all()
     last.rename(last.with_name("step-00000002"))
     assert not state(run).finished
+
+
+def test_children_share_cores_and_gpus(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    pool = Pool(jobs=3)
+    assert [pool._environment(0)[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["2", "2"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [pool._environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert [pool._environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["5", "7"]
+    assert pool._environment(0)["OMP_NUM_THREADS"] == "1"
 
 
 def test_locks_can_be_seen(tmp_path):
