@@ -101,7 +101,9 @@ def _reproduce(
     from rich.console import Console
 
     from skipless import display
-    from skipless.experiments.reproduce import Pool, Shelf, as_dict, choose, find, plan, speed_of
+    from skipless.experiments.figures import judge
+    from skipless.experiments.reproduce import Pool, as_dict, choose, plan, speed_of
+    from skipless.experiments.shelf import Shelf
     from skipless.progress import ReproduceView
 
     begun = time.monotonic()
@@ -116,7 +118,7 @@ def _reproduce(
     finally:
         view.close()
     shelf = Shelf(runs)
-    findings = [find(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
+    findings = [judge(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
     left = [task.run.name for task in tasks if task.run.name not in progress.finished]
     if as_json:
         content = {"findings": [as_dict(one) for one in findings], "failed": progress.failed, "left": left}
@@ -189,8 +191,7 @@ def sweep(
 
     from skipless import display
     from skipless.config import parse_overrides
-    from skipless.experiments.report import plot_sweep
-    from skipless.experiments.sweep import Sweep, parse_axis
+    from skipless.experiments.sweep import Sweep, parse_axis, plot_sweep
     from skipless.progress import TrainView
 
     view = TrainView(Console(stderr=as_json))

@@ -4,9 +4,11 @@ Tolerances, as shares of the other block's loss: what the paper calls a match is
 beyond it; `slightly` better or worse is anything beyond 0. See docs/experiments.md.
 """
 
+import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass
+from pathlib import Path
 
 from skipless.config import RunConfig
 from skipless.experiments.evidence import (
@@ -23,8 +25,9 @@ from skipless.experiments.evidence import (
     swept_plot,
     valid_loss,
 )
-from skipless.experiments.outcome import Plot, Verdict
+from skipless.experiments.outcome import Finding, Plot, Verdict
 from skipless.experiments.recipes import BETAS, MLP_GAINS, Scale
+from skipless.experiments.shelf import Shelf, with_seed
 from skipless.inspect import count_parameters
 
 MATCH = 0.02
@@ -70,6 +73,38 @@ def experiment(
         return claims
 
     return register
+
+
+def find(name: str, scale: str, folder: Path) -> Finding:
+    """What the runs in a folder say of an experiment, with as many seeds as there are."""
+    where, shelf = Scale(scale), Shelf(folder)
+    configs = EXPERIMENTS[name].configs(where).values()
+    several = (n for n in itertools.count() if not any(shelf.find(with_seed(cfg, n)).exists for cfg in configs))
+    seeds = next(several)
+    again = f"skipless reproduce {name} --scale {scale} --seeds {max(seeds, 1)}"
+    return judge(EXPERIMENTS[name], where, seeds, shelf, again)
+
+
+def judge(experiment: Experiment, scale: Scale, seeds: int, shelf: Shelf, command: str) -> Finding:
+    """What the runs of some seeds say of an experiment."""
+    histories: dict[str, dict[int, History]] = {}
+    for label, cfg in experiment.configs(scale).items():
+        for seed in range(seeds):
+            run = shelf.find(with_seed(cfg, seed))
+            if run.exists:
+                histories.setdefault(label, {})[seed] = History.read(run)
+    evidence = Evidence(histories)
+    return Finding(
+        id=experiment.id,
+        title=experiment.title,
+        paper=experiment.paper,
+        scale=scale.name,
+        seeds=tuple(sorted({seed for label in histories for seed in evidence.finished(label)})),
+        command=command,
+        verdicts=tuple(claim.judge(evidence) for claim in experiment.claims(scale)),
+        plots=tuple(plot for plot in experiment.plots(scale, evidence) if plot.series),
+        runs=evidence.runs(),
+    )
 
 
 def decoders(*blocks: str) -> Callable[[Scale], Configs]:

@@ -3,16 +3,13 @@
 from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
-from typing import TYPE_CHECKING, Any
+from typing import Any
 
 from skipless.config import TrainConfig
 from skipless.display import COLOURS, MARKS, pyplot
 from skipless.errors import UserError
 from skipless.inspect import count_parameters
 from skipless.runs import Run
-
-if TYPE_CHECKING:
-    from skipless.experiments.sweep import Point
 
 
 @dataclass(frozen=True)
@@ -98,28 +95,3 @@ def plot_losses(runs: Sequence[Run], path: Path) -> None:
     axes[0].legend()
     figure.savefig(path, dpi=150)
     plt.close(figure)
-
-
-def plot_sweep(points: "Sequence[Point]", key: str, path: Path) -> Path:
-    """Final held-out loss over the values of a key, a line for each block through the best of each value."""
-    plt = pyplot()
-    figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
-    done = [point for point in points if point.state == "complete" and point.loss is not None]
-    blocks = list(dict.fromkeys(point.block for point in points))
-    values = [point.values[key] for point in done]
-    numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    for position, block in enumerate(blocks):
-        colour, mark = COLOURS[position % len(COLOURS)], MARKS[position % len(MARKS)]
-        own = [(p.values[key] if numeric else str(p.values[key]), p.loss or 0.0) for p in done if p.block == block]
-        lowest = dict(sorted(sorted(own, key=lambda pair: pair[1], reverse=True), key=lambda pair: pair[0]))
-        axis.plot([value for value, _ in own], [loss for _, loss in own], mark, color=colour, alpha=0.5)
-        axis.plot(list(lowest), list(lowest.values()), color=colour, marker=mark, label=block)
-    if numeric and values and min(values) > 0 and max(values) >= 4 * min(values):
-        axis.set_xscale("log")
-    axis.set(xlabel=key, ylabel="final held-out loss")
-    axis.grid(alpha=0.3)
-    if blocks:
-        axis.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
-    return path

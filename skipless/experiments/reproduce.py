@@ -5,7 +5,6 @@ trained by a child process, `skipless train`, which takes the lock of the run's 
 one machine or on several with a common file system, share the work.
 """
 
-import json
 import os
 import signal
 import subprocess
@@ -23,12 +22,11 @@ import torch
 
 from skipless.atomic import IN_USE, is_locked, make_folder, write_json
 from skipless.config import ModelConfig, RunConfig
-from skipless.errors import UserError, unknown
-from skipless.experiments.evidence import Evidence, History
+from skipless.errors import unknown
 from skipless.experiments.figures import EXPERIMENTS, Experiment
 from skipless.experiments.outcome import Finding
-from skipless.experiments.recipes import Scale, block_name
-from skipless.experiments.report import is_finished
+from skipless.experiments.recipes import Scale
+from skipless.experiments.shelf import Shelf, run_key, state, with_seed
 from skipless.inspect import flops_per_token
 from skipless.machine import matmul_speed, pick_device
 from skipless.runs import Run
@@ -40,87 +38,11 @@ LOOK_EVERY = 0.2
 READ_EVERY = 2.0
 """Seconds between two looks at how far their runs are."""
 
-TAIL_BYTES = 2**18
-"""Enough of the end of metrics.jsonl to hold its last line."""
-
 GPU_SPEED = 30e12
 """FLOP/s that a GPU is assumed to sustain, for the estimates at paper scale."""
 
 CPU_SHARE = 0.35
 """Share of the speed of large matrix products that training is assumed to reach, for the estimates at laptop scale."""
-
-
-# ---------------------------------------------------------------------- runs by configuration
-
-
-def run_key(cfg: RunConfig) -> str:
-    """The hash by which a run is found. The model's vocabulary is left out of it: the tokeniser decides on that."""
-    return cfg.override({"model.vocab_size": cfg.data.vocab_size}).digest
-
-
-def run_name(cfg: RunConfig) -> str:
-    """The name of the folder in which a configuration is trained."""
-    return f"{block_name(cfg.model.block)}-s{cfg.train.seed}-{run_key(cfg)}"
-
-
-class Shelf:
-    """The runs in a folder, by their configuration."""
-
-    def __init__(self, folder: Path) -> None:
-        self.folder = folder
-        self.known: dict[str, Run] = {}
-        for path in sorted(folder.glob("*/config.json")):
-            run = Run(path.parent)
-            try:
-                key = run_key(run.config())
-            except UserError:  # of another version, or not ours
-                continue
-            if key not in self.known or state(run).finished:
-                self.known[key] = run
-
-    def find(self, cfg: RunConfig) -> Run:
-        """The run with this configuration, or the one that it would be."""
-        return self.known.get(run_key(cfg)) or Run(self.folder / run_name(cfg))
-
-
-@dataclass(frozen=True)
-class State:
-    """How far a run is."""
-
-    finished: bool
-    share: float
-    """Of the budget."""
-
-
-def state(run: Run) -> State:
-    """How far a run is, from the end of its metrics; finished if the last held-out loss and the weights are there."""
-    if not run.exists:
-        return State(finished=False, share=0.0)
-    train, last, evaluated = run.config().train, {}, {}
-    for record in _last_records(run.metrics_file):
-        last = record
-        if record.get("valid_loss") is not None:
-            evaluated = record
-    if not last:
-        return State(finished=False, share=0.0)
-    checkpoints = run.checkpoints()
-    steps = [int(path.name.split("-")[-1]) for path in checkpoints.all()]
-    saved = not checkpoints.folder.exists() or last["step"] in steps
-    if train.minutes is not None:
-        share = last["seconds"] / (60 * train.minutes)
-    else:
-        share = last["tokens"] / train.tokens if train.tokens else last["step"] / (train.steps or 1)
-    return State(bool(evaluated) and is_finished(train, evaluated) and saved, min(share, 1.0))
-
-
-def _last_records(path: Path) -> list[dict[str, Any]]:
-    if not path.exists():
-        return []
-    with path.open("rb") as file:
-        start = max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0)
-        file.seek(start)
-        lines = file.read().split(b"\n")
-    return [json.loads(line) for line in lines[1 if start else 0 : -1]]
 
 
 # -------------------------------------------------------------------------------- costs
@@ -179,11 +101,6 @@ def choose(ids: Sequence[str]) -> list[Experiment]:
     return [one for one in EXPERIMENTS.values() if one.id in ids or "all" in ids]
 
 
-def with_seed(cfg: RunConfig, seed: int) -> RunConfig:
-    """The configuration with a seed."""
-    return cfg.override({"train.seed": seed})
-
-
 def plan(experiments: Iterable[Experiment], scale: Scale, seeds: int, shelf: Shelf, speed: float) -> list[Task]:
     """Every run once; the first seed of all experiments before the second, so that a short budget shows most."""
     needed = [cfg for one in experiments for cfg in one.configs(scale).values()]
@@ -195,28 +112,6 @@ def plan(experiments: Iterable[Experiment], scale: Scale, seeds: int, shelf: She
             if key not in tasks:
                 tasks[key] = Task(seeded, shelf.find(seeded), cost(seeded, speed))
     return list(tasks.values())
-
-
-def find(experiment: Experiment, scale: Scale, seeds: int, shelf: Shelf, command: str) -> Finding:
-    """What the runs that are there say of an experiment."""
-    histories: dict[str, dict[int, History]] = {}
-    for label, cfg in experiment.configs(scale).items():
-        for seed in range(seeds):
-            run = shelf.find(with_seed(cfg, seed))
-            if run.exists:
-                histories.setdefault(label, {})[seed] = History.read(run)
-    evidence = Evidence(histories)
-    return Finding(
-        id=experiment.id,
-        title=experiment.title,
-        paper=experiment.paper,
-        scale=scale.name,
-        seeds=tuple(sorted({seed for label in histories for seed in evidence.finished(label)})),
-        command=command,
-        verdicts=tuple(claim.judge(evidence) for claim in experiment.claims(scale)),
-        plots=tuple(plot for plot in experiment.plots(scale, evidence) if plot.series),
-        runs=evidence.runs(),
-    )
 
 
 def as_dict(finding: Finding) -> dict[str, Any]:

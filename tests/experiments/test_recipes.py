@@ -21,7 +21,7 @@ from skipless.experiments.recipes import (
     recipe,
     tuned,
 )
-from skipless.experiments.reproduce import run_key
+from skipless.experiments.shelf import run_key
 from skipless.runs import MODELS
 from skipless.train import Trainer, fit_vocabulary
 from tests.train.tiny import write_text

@@ -14,7 +14,8 @@ from skipless.cli import run as skipless
 from skipless.errors import UserError
 from skipless.experiments.figures import EXPERIMENTS
 from skipless.experiments.recipes import Scale
-from skipless.experiments.reproduce import Pool, Shelf, choose, cost, plan, run_key, run_name, state
+from skipless.experiments.reproduce import Pool, choose, cost, plan
+from skipless.experiments.shelf import Shelf, run_key, run_name, state
 from skipless.runs import Run
 from skipless.train import train
 from tests.train.processes import ENVIRONMENT, ROOT

@@ -12,7 +12,7 @@ from skipless.atomic import is_locked
 from skipless.cli import run as skipless
 from skipless.errors import UserError
 from skipless.experiments.recipes import load_rates, recipe
-from skipless.experiments.reproduce import state
+from skipless.experiments.shelf import state
 from skipless.experiments.sweep import Axis, Sweep, parse_axis
 from skipless.runs import Run
 from skipless.train import train
