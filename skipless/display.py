@@ -1,11 +1,13 @@
 """Tables and plots for people."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from skipless.errors import MissingExtra, UserError
@@ -15,8 +17,10 @@ if TYPE_CHECKING:
     from skipless.bench import Row
     from skipless.data import Corpus
     from skipless.evaluate import Evaluation
+    from skipless.experiments.outcome import Finding
     from skipless.experiments.report import Summary
     from skipless.harness import Scores
+    from skipless.experiments.sweep import Point
     from skipless.runs import Run
 
 COLLAPSED = 0.99
@@ -256,6 +260,68 @@ def plot_bench(what: str, rows: Sequence["Row"], path: Path) -> None:
     axis.invert_yaxis()
     figure.savefig(path, dpi=150)
     plt.close(figure)
+
+
+OUTCOME_STYLES = {"holds": "green", "does not hold": "red", "not decidable": "yellow"}
+
+
+def show_findings(findings: Sequence["Finding"]) -> None:
+    """Every claim with its verdict, and why."""
+    console = Console()
+    for finding in findings:
+        seeds = ", ".join(map(str, finding.seeds)) or "none finished"
+        console.print(
+            f"\n[bold]{finding.id}[/bold]  {finding.title}  ({finding.scale} scale, seeds: {seeds})", highlight=False
+        )
+        console.print(f"The paper: {finding.paper}", highlight=False)
+        for verdict in finding.verdicts:
+            style = OUTCOME_STYLES[verdict.outcome]
+            console.print(f"  [{style}]{verdict.outcome:>13}[/{style}]  {verdict.claim}", highlight=False)
+            console.print(Padding(escape(verdict.reason), (0, 0, 0, 17)), style="dim", highlight=False)
+    counts = {outcome: sum(v.outcome == outcome for f in findings for v in f.verdicts) for outcome in OUTCOME_STYLES}
+    console.print("\n" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), highlight=False)
+
+
+def show_left(left: Sequence[str], failed: Mapping[str, str]) -> None:
+    """Runs that are not finished, and why."""
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}")
+    waiting = [name for name in left if name not in failed]
+    if waiting:
+        print(f"not finished: {len(waiting)} runs; the same command goes on with them")
+
+
+def show_experiments(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Ids, costs at each scale, and what the paper found."""
+    lines = []
+    for row in rows:
+        cells = [(str(at["runs"]), clock(at["seconds"])) for at in row["scales"].values()]
+        lines.append([row["id"], *(text for cell in cells for text in cell), row["paper"]])
+    title = (
+        "Experiments: runs, and hours:minutes:seconds for one seed if nothing is there yet; laptop on this machine, "
+        "paper on a GPU that sustains 30 TFLOP/s. Experiments share runs."
+    )
+    out = table(
+        title, ["id", *(text for scale in rows[0]["scales"] for text in (scale, "time")), "what the paper found"], lines
+    )
+    out.columns[-1].justify = "left"
+    Console().print(out)
+
+
+def show_sweep(points: Sequence["Point"]) -> None:
+    """Every point of a sweep, the best of each block marked."""
+    keys = list(dict.fromkeys(key for point in points for key in point.values))
+    losses: dict[str, float] = {}
+    for point in points:
+        if point.state == "complete" and point.loss is not None:
+            losses[point.block] = min(point.loss, losses.get(point.block, point.loss))
+    rows = []
+    for point in sorted(points, key=lambda point: point.block):
+        best = " ←" if point.state == "complete" and point.loss == losses.get(point.block) else ""
+        outcome = _figure(point.loss, 4) + best if point.state == "complete" else point.state
+        values = (point.values.get(key) for key in keys)
+        rows.append([point.block, *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values), outcome])
+    Console().print(table("Sweep", ["block", *keys, "held-out loss"], rows))
 
 
 def clock(seconds: float) -> str:

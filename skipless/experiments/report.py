@@ -1,6 +1,6 @@
 """What runs did, side by side: a table, a plot of the losses, samples. Reads the folders of runs and nothing else."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Any
@@ -51,11 +51,12 @@ def summarise(run: Run) -> Summary:
         train_loss=sum(tail) / len(tail) if tail else None,
         valid_loss=valid.get("valid_loss"),
         valid_bits_per_byte=valid.get("valid_bits_per_byte"),
-        finished=_is_finished(cfg.train, last),
+        finished=is_finished(cfg.train, last),
     )
 
 
-def _is_finished(train: TrainConfig, last: dict[str, Any]) -> bool:
+def is_finished(train: TrainConfig, last: Mapping[str, Any]) -> bool:
+    """Whether the budget was spent when this was measured."""
     if train.minutes is not None:
         return last["seconds"] >= 60 * train.minutes
     spent, budget = (last["tokens"], train.tokens) if train.tokens is not None else (last["step"], train.steps)
