@@ -15,6 +15,7 @@ if TYPE_CHECKING:
     from skipless.bench import Row
     from skipless.data import Corpus
     from skipless.evaluate import Evaluation
+    from skipless.experiments.outcome import Finding
     from skipless.experiments.report import Summary
     from skipless.runs import Run
 
@@ -26,7 +27,8 @@ PLOT_FORMATS = (".png", ".svg", ".pdf")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which people with any colour vision can tell apart."""
 
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
+"""Eight for seven colours: no pair of the two comes again before the 57th."""
 
 
 def number(value: float, unit: str = "") -> str:
@@ -198,6 +200,16 @@ def show_growth(found: dict[str, Any]) -> None:
     lines = [[f"{length:,}", f"{1e3 * seconds:,.1f}", number(size, "B")] for length, seconds, size in points]
     Console().print(table(f"One {found['block']} layer, forward and backward", ["tokens", "ms", "saved"], lines))
     print(f"slope of log time {found['time_slope']:.2f}, of log memory {found['memory_slope']:.2f}")
+
+
+def show_findings(findings: Sequence["Finding"]) -> None:
+    """Every claim with its verdict, and why."""
+    console = Console()
+    for finding in findings:
+        console.print(f"{finding.id}: {finding.title} ({finding.scale} scale)", style="bold", markup=False)
+        for verdict in finding.verdicts:
+            console.print(f"  {verdict.outcome:>13}  {verdict.claim}", highlight=False, markup=False)
+            console.print(f"{'':17}{verdict.reason}", style="dim", highlight=False, markup=False)
 
 
 def clock(seconds: float) -> str:
