@@ -163,6 +163,18 @@ def _count(count: int, what: str) -> str:
 
 
 @dataclass(frozen=True)
+class Figure:
+    """What the template says of a plot: its files, and its values as a table."""
+
+    number: int
+    plot: Plot
+    axis_label: str
+    files: dict[str, str]
+    rows_title: str
+    rows: list[dict[str, Any]]
+
+
+@dataclass(frozen=True)
 class Section:
     """What the template shows of a finding."""
 
@@ -173,7 +185,7 @@ class Section:
     paper: str
     note: str
     verdicts: tuple[Verdict, ...]
-    plots: list[dict[str, Any]]
+    figures: list[Figure]
     runs: list[dict[str, Any]] = field(default_factory=list)
     pools: list[str] = field(default_factory=list)
     differences: dict[str, list[str]] = field(default_factory=dict)
@@ -186,7 +198,7 @@ def _section(finding: Finding, page: Path, drawn: list[dict[str, Any]]) -> Secti
     """A finding for the template; the numbers of its plots are added to `drawn`."""
     shown = []
     for plot, look in zip(finding.plots, styles(finding.plots), strict=True):
-        shown.append(_shown(plot, len(drawn), page, files_folder(page, finding)))
+        shown.append(_figure(plot, len(drawn), page, files_folder(page, finding)))
         drawn.append(plot_data(plot, look, len(drawn)))
     runs = [run for run in finding.runs if run.exists]
     pools = pool_seeds(runs)
@@ -201,7 +213,7 @@ def _section(finding: Finding, page: Path, drawn: list[dict[str, Any]]) -> Secti
         paper=finding.paper,
         note=finding.note,
         verdicts=finding.verdicts,
-        plots=shown,
+        figures=shown,
         runs=[{**asdict(summarise(run)), "seed": run.config().train.seed} for run in runs],
         pools=[pool.name for pool in pools],
         differences=compare([pool.config for pool in pools]),
@@ -262,32 +274,28 @@ def _distinct(values: Any) -> list[str]:
 # --------------------------------------------------------------------------------- plots
 
 
-def _shown(plot: Plot, position: int, page: Path, folder: Path) -> dict[str, Any]:
-    """What the template says of a plot: its title, its files, and its values as a table."""
+def _figure(plot: Plot, position: int, page: Path, folder: Path) -> Figure:
     axis = next(iter(plot.axes), "")
     saved = {kind: folder / f"{plot.key}.{kind.lower()}" for kind in ("PNG", "SVG", "CSV")}
-    all_values = plot.kind != "line"
-    return {
-        "number": position,
-        "title": plot.title,
-        "y_label": plot.y_label,
-        "axis_label": plot.axes.get(axis, ""),
-        "files": {
-            kind: quote(file.relative_to(page.parent).as_posix()) for kind, file in saved.items() if file.exists()
-        },
-        "values_title": "values" if all_values else "last values",
-        "values": [row for series in plot.series for row in _rows(series, axis, all_values)],
-    }
+    whole = plot.kind != "line"
+    return Figure(
+        number=position,
+        plot=plot,
+        axis_label=plot.axes.get(axis, ""),
+        files={kind: quote(file.relative_to(page.parent).as_posix()) for kind, file in saved.items() if file.exists()},
+        rows_title="values" if whole else "last values",
+        rows=[row for series in plot.series for row in _rows(series, axis, whole)],
+    )
 
 
-def _rows(series: Series, axis: str, all_values: bool) -> list[dict[str, Any]]:
+def _rows(series: Series, axis: str, whole: bool) -> list[dict[str, Any]]:
     spread = series.sd or (None,) * len(series.y)
     rows = [
         {"name": series.name, "x": x, "y": y, "sd": sd if is_number(sd) else None}
         for x, y, sd in zip(places(series, axis), series.y, spread, strict=True)
         if is_number(y)
     ]
-    return (rows if all_values else rows[-1:]) or [{"name": series.name, "x": None, "y": None, "sd": None}]
+    return (rows if whole else rows[-1:]) or [{"name": series.name, "x": None, "y": None, "sd": None}]
 
 
 def plot_data(plot: Plot, look: Sequence[Style], position: int) -> dict[str, Any]:

@@ -248,7 +248,7 @@ def draw(plot: Plot, path: Path, axes: Sequence[str], look: Sequence[Style] | No
         _draw_legend(figure, panels[0][-1], plot)
         kind, out = path.suffix.lower().removeprefix("."), io.BytesIO()
         metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(out, format=kind, dpi=160, metadata=metadata)
+        figure.savefig(out, format=kind, dpi=140, metadata=metadata)
         plt.close(figure)
     write_bytes(path, out.getvalue())
     return path
@@ -324,9 +324,9 @@ def _draw_legend(figure: Any, panel: Any, plot: Plot) -> None:
     handles, labels = panel.get_legend_handles_labels()
     if not handles or named_below(plot):
         return
-    if len(handles) > len(COLOURS):
+    if plot.kind == "bars" or len(handles) > len(COLOURS):  # it would hide what it explains
         columns = 1 + len(handles) // 20
-        figure.legend(handles, labels, loc="outside right center", fontsize=7, frameon=False, ncols=columns)
+        figure.legend(handles, labels, loc="outside right center", fontsize=7.5, frameon=False, ncols=columns)
     else:
         panel.legend(handles, labels, fontsize=8, framealpha=0.85, edgecolor="none")
 

@@ -100,6 +100,9 @@
 
   // --------------------------------------------------------------------------------- plots
 
+  const NAME_LENGTH = 20; // of a name below a bar; the rest is in what pointing at it shows
+  const BAR_WIDTH = 76;
+
   const shorten = (text, length) =>
     text.length <= length ? text : `${text.slice(0, length - 1 - (length >> 1))}…${text.slice(-(length >> 1))}`;
 
@@ -206,12 +209,12 @@
       const yDomain = this.zoom?.y ?? (this.whole ? data.whole : data.y);
       const top = 22;
       const labels = scale(yDomain, [0, 1], data.logY).ticks(5).map((tick) => tick.label);
-      const left = 14 + 6.6 * Math.max(2, ...labels.map((text) => text.length));
+      const longestOf = (texts) => texts.reduce((most, text) => Math.max(most, text.length), 2);
+      let left = 14 + 6.6 * longestOf(labels);
       const room = (this.width - left) / (this.names?.length || 1);
-      this.length = Math.max(8, Math.min(22, Math.floor(room / 6.4)));
-      this.tilted = Boolean(this.names) && room < 6.6 * Math.max(0, ...this.names.map((name) => name.length));
-      if (this.tilted) this.length = 20;
-      const longest = Math.max(0, ...(this.names ?? []).map((name) => Math.min(name.length, this.length)));
+      const longest = Math.min(NAME_LENGTH, longestOf(this.names ?? []));
+      this.tilted = Boolean(this.names) && room < 6.8 * longest;
+      if (this.tilted) left = Math.max(left, 5.4 * Math.min(this.names[0].length, NAME_LENGTH) - room / 2);
       const bottom = (this.tilted ? 12 + longest * 3.6 : 22) + (this.axisData.label ? 18 : 2);
       this.box = { left, right: this.width - 10, top, bottom: this.height - bottom };
       const xDomain = this.names ? [-0.5, this.names.length - 0.5] : (this.zoom?.x ?? this.axisData.limits);
@@ -230,7 +233,7 @@
           if (value === null || place === null || (data.logY && value <= 0) || (x.log && place <= 0)) return null;
           const sd = series.sd?.[n] ?? 0;
           const low = data.logY && value - sd <= 0 ? y.domain[0] : value - sd;
-          const half = widths ? (x.at(widths) - x.at(0)) / 2 : 0;
+          const half = widths ? Math.min(BAR_WIDTH, x.at(widths) - x.at(0)) / 2 : 0;
           return { n, place, value, sd, half, x: round(x.at(place)), y: round(y.at(value)), low: round(y.at(low)), high: round(y.at(value + sd)) };
         });
       });
@@ -265,7 +268,7 @@
       this.names.forEach((name, n) => {
         const [x, y] = [round(this.x.at(n)), box.bottom + 17];
         const turned = this.tilted ? { "text-anchor": "end", transform: `rotate(-32 ${x} ${y - 5})`, x: x + 2, y: y - 3 } : { "text-anchor": "middle", x, y };
-        text(shorten(name, this.length), { class: "axis x-tick", ...turned });
+        text(shorten(name, NAME_LENGTH), { class: "axis x-tick", ...turned });
       });
     }
 
