@@ -111,9 +111,9 @@ def _plain_styles(plot: Plot, colours: Mapping[str, str], marks: Mapping[str, in
 def _ramp_styles(plot: Plot) -> tuple[Style, ...]:
     groups = list(dict.fromkeys(map(_group, plot.series)))
     share = {group: position / (len(groups) - 1) for position, group in enumerate(groups)}
-    # the ends that would not stand out from the background are left out
+    # without the end that would not stand out from the background: 3 to 1, as lines should
     return tuple(
-        Style(_ramp(0.88 * share[group]), _ramp(0.25 + 0.75 * share[group]), "", ())
+        Style(_ramp(0.6 * share[group]), _ramp(0.37 + 0.63 * share[group]), "", ())
         for group in map(_group, plot.series)
     )
 
@@ -438,7 +438,7 @@ def _gain_plots(pool: Pool, number: int) -> Iterator[Plot]:
         symbol = GAINS.get(gain, gain)
         title = f"{symbol} of each layer, {run.name}"
         series = tuple(_gain_series(records, path) for path in layers)
-        yield Plot(f"gains-{number}-{gain}", title, symbol, AXES, series)
+        yield Plot(f"gains-{number}-{gain}", title, symbol, {"steps": AXES["steps"]}, series)
 
 
 def _gain_series(records: Sequence[Mapping[str, Any]], path: str) -> Series:
@@ -446,11 +446,7 @@ def _gain_series(records: Sequence[Mapping[str, Any]], path: str) -> Series:
     heads = [value if isinstance(value, list) else [value] for value in values]
     return Series(
         name=f"layer {int(path.split('.')[1]) + 1}",
-        x={
-            "steps": tuple(record["step"] for record in records),
-            "tokens": tuple(record["tokens"] for record in records),
-            "minutes": tuple(record["seconds"] / 60 for record in records),
-        },
+        x={"steps": tuple(record["step"] for record in records)},
         y=tuple(math.nan if None in one else statistics.fmean(one) for one in heads),
         sd=tuple(math.nan if None in one else statistics.pstdev(one) for one in heads) if len(heads[0]) > 1 else None,
     )
