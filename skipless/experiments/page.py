@@ -35,6 +35,7 @@ from skipless.experiments.plots import (
     named_below,
     places,
     run_plots,
+    split_bars,
     styles,
     x_limits,
     y_limits,
@@ -196,8 +197,8 @@ class Section:
 
 def _section(finding: Finding, page: Path, drawn: list[dict[str, Any]]) -> Section:
     """A finding for the template; the numbers of its plots are added to `drawn`."""
-    shown = []
-    for plot, look in zip(finding.plots, styles(finding.plots), strict=True):
+    shown, plots = [], [split_bars(plot) for plot in finding.plots]
+    for plot, look in zip(plots, styles(plots), strict=True):
         shown.append(_figure(plot, len(drawn), page, files_folder(page, finding)))
         drawn.append(plot_data(plot, look, len(drawn)))
     runs = [run for run in finding.runs if run.exists]

@@ -98,12 +98,21 @@ def _other_groups(plots: Sequence[Plot]) -> list[str]:
 
 
 def _plain_styles(plot: Plot, colours: Mapping[str, str], marks: Mapping[str, int]) -> tuple[Style, ...]:
-    found, seen = [], dict.fromkeys(map(_group, plot.series), 0)
-    for group in map(_group, plot.series):
-        light = colours[group]
-        dark = INK[1] if light == INK[0] else light
-        mark = MARKS[(marks[group] + seen[group]) % len(MARKS)]
-        found.append(Style(light, dark, mark, DASHES[seen[group] % len(DASHES)]))
+    groups = [_group(series) for series in plot.series]
+    found, seen = [], dict.fromkeys(groups, 0)
+    for group in groups:
+        position, of = seen[group], groups.count(group)
+        light, dark = colours[group], INK[1] if colours[group] == INK[0] else colours[group]
+        if of > len(DASHES):  # more than dashes could tell apart: shades of the colour, in order
+            share = position / (of - 1)
+            shades = (
+                _mixed(light, "#ffffff" if light == INK[0] else "#000000", 0.55 * share),
+                _mixed(dark, "#808080", share / 2),
+            )
+            found.append(Style(*shades, "", ()))
+        else:
+            mark = MARKS[(marks[group] + position) % len(MARKS)]
+            found.append(Style(light, dark, mark, DASHES[position]))
         seen[group] += 1
     return tuple(found)
 
@@ -121,8 +130,13 @@ def _ramp_styles(plot: Plot) -> tuple[Style, ...]:
 def _ramp(share: float) -> str:
     position = share * (len(RAMP) - 1)
     left = min(int(position), len(RAMP) - 2)
-    pairs = ((int(RAMP[left][i : i + 2], 16), int(RAMP[left + 1][i : i + 2], 16)) for i in (1, 3, 5))
-    return "#" + "".join(f"{round(a + (b - a) * (position - left)):02x}" for a, b in pairs)
+    return _mixed(RAMP[left], RAMP[left + 1], position - left)
+
+
+def _mixed(first: str, second: str, share: float) -> str:
+    """A colour on the way from one to another."""
+    pairs = ((int(first[i : i + 2], 16), int(second[i : i + 2], 16)) for i in (1, 3, 5))
+    return "#" + "".join(f"{round(a + (b - a) * share):02x}" for a, b in pairs)
 
 
 # ------------------------------------------------------------------------- what is shown
@@ -160,7 +174,7 @@ def x_limits(plot: Plot, axis: str) -> tuple[float, float]:
 def y_limits(plot: Plot, *, whole: bool = False) -> tuple[float, float]:
     """The ends of the axis of values.
 
-    The steep beginning of a curve would leave no room for what comes after it. So where the first fifth of the lines
+    The steep beginning of a training would leave no room for what comes after it. So where the first fifth of it
     reaches over more than three times the range of the rest, it leaves the plot at the top, as in the paper's figures.
     """
     axis = next(iter(plot.axes), "")
@@ -168,7 +182,7 @@ def y_limits(plot: Plot, *, whole: bool = False) -> tuple[float, float]:
     ends = [value for _, low, high in points for value in (low, high)]
     if plot.kind == "bars":
         return (min([0.0, *ends]), 1.06 * max([0.0, *ends]) or 1.0)
-    if plot.kind == "line" and not whole and not plot.log_y and categories(plot, axis) is None:
+    if plot.kind == "line" and axis in AXES and not (whole or plot.log_x or plot.log_y):
         low, high = x_limits(plot, axis)
         rest = [end for x, *pair in points if x > low + 0.2 * (high - low) for end in pair]
         if rest and max(ends) - min(rest) > 3 * (max(rest) - min(rest)) > 0:
@@ -209,8 +223,8 @@ def mark_every(count: int, position: int, of: int) -> tuple[int, int]:
 def save_plots(finding: Finding, folder: Path) -> list[Path]:
     """Every plot of a finding: `<key>.png`, `.svg` over its own axis, `<key>-<axis>` over the others, `<key>.csv`."""
     make_folder(folder)
-    found = []
-    for plot, look in zip(finding.plots, styles(finding.plots), strict=True):
+    found, plots = [], [split_bars(plot) for plot in finding.plots]
+    for plot, look in zip(plots, styles(plots), strict=True):
         for number, axis in enumerate(plot.axes):
             stem = plot.key if number == 0 else f"{plot.key}-{axis}"
             found += [draw(plot, folder / f"{stem}{ending}", [axis], look) for ending in (".png", ".svg")]
@@ -329,6 +343,21 @@ def _draw_legend(figure: Any, panel: Any, plot: Plot) -> None:
         figure.legend(handles, labels, loc="outside right center", fontsize=7.5, frameon=False, ncols=columns)
     else:
         panel.legend(handles, labels, fontsize=8, framealpha=0.85, edgecolor="none")
+
+
+def split_bars(plot: Plot) -> Plot:
+    """Bars of one series that stand for blocks as a series each, for a block to have its own colour."""
+    if plot.kind != "bars" or len(plot.series) != 1 or len(plot.axes) != 1:
+        return plot
+    (series,), (axis,) = plot.series, plot.axes
+    names = [label(x) for x in places(series, axis) if x is not None]
+    if len(names) != len(series.y) or len(set(names)) != len(names) or not BLOCKS.keys() & set(map(str.lower, names)):
+        return plot
+    spread = series.sd or (None,) * len(names)
+    bars = zip(names, series.y, spread, strict=True)
+    return replace(
+        plot, series=tuple(Series(name, {axis: (name,)}, (y,), None if sd is None else (sd,)) for name, y, sd in bars)
+    )
 
 
 def named_below(plot: Plot) -> bool:

@@ -19,7 +19,7 @@ from skipless.experiments.page import MAX_POINTS, compare, files_folder, plot_da
 from skipless.experiments.plots import save_plots, styles
 from skipless.experiments.recipes import laptop
 from skipless.train import train
-from tests.experiments.made_up import finding, line, make_run, plot
+from tests.experiments.pretend import finding, line, make_run, plot
 from tests.train.tiny import tiny, write_text
 
 CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")

@@ -23,15 +23,17 @@ from skipless.experiments.plots import (
     draw,
     draw_losses,
     mark_every,
+    named_below,
     run_plots,
     save_plots,
     shorten,
+    split_bars,
     styles,
     to_csv,
     y_limits,
 )
 from skipless.experiments.report import pool_seeds
-from tests.experiments.made_up import finding, line, make_run, plot
+from tests.experiments.pretend import finding, line, make_run, plot
 
 NASTY = "_a $\\frac{1}$ <b>&\n" + "x" * 200
 
@@ -75,6 +77,33 @@ def test_no_two_series_look_the_same(names):
     assert len({(style.dark, style.mark, style.dash) for style in look}) == len(names)
 
 
+def test_a_large_group_has_shades():
+    values, maps = ([line(f"{part} {n}", group=part) for n in range(12)] for part in ("value", "pre-ln"))
+    (look,) = styles([plot(*values, *maps)])
+    assert len({style.light for style in look}) == len({style.dark for style in look}) == 24
+    assert all(style.dash == () and not style.mark for style in look)
+    for style in look:
+        assert 1.05 / (lightness(style.light) + 0.05) > 3
+        assert (lightness(style.dark) + 0.05) / (lightness("#1a1c20") + 0.05) > 2.9
+
+
+def test_bars_of_blocks_have_the_blocks_colours():
+    together = plot(
+        Series("size", {"steps": ("pre-ln", "sas", "other")}, (3.0, 2.0, 1.0)), kind="bars", axes={"steps": ""}
+    )
+    split = split_bars(together)
+    assert [(series.name, series.y) for series in split.series] == [
+        ("pre-ln", (3.0,)),
+        ("sas", (2.0,)),
+        ("other", (1.0,)),
+    ]
+    assert styles([split])[0][1].light == styles([plot(line("sas"))])[0][0].light
+    assert named_below(split)
+    tasks = plot(Series("score", {"steps": ("CoLA", "RTE")}, (3.0, 2.0)), kind="bars")
+    assert split_bars(tasks) == tasks
+    assert split_bars(plot(line("sas"))) == plot(line("sas"))
+
+
 @pytest.mark.parametrize("count", [8, 12, 72])
 def test_many_series_go_from_dark_to_light(count):
     look = styles([plot(*(line(f"layer {n}") for n in range(count)))])[0]
@@ -101,6 +130,9 @@ def test_a_steep_beginning_leaves_the_plot_at_the_top():
     assert y_limits(plot(line(y=fall)), whole=True)[1] > 8
     assert y_limits(plot(line(y=fall), kind="marks"))[1] > 8
     assert y_limits(plot(line(y=fall[::-1])))[1] > 8  # the end of a line is never cut
+    assert y_limits(plot(line(y=fall), log_x=True))[1] > 8
+    swept = line(y=fall, x={"rate": tuple(range(len(fall)))})
+    assert y_limits(plot(swept, axes={"rate": "learning rate"}))[1] > 8  # nor is what does not happen in time
     slow = [8 - 0.2 * n for n in range(20)]
     assert y_limits(plot(line(y=slow)))[1] > 8
 

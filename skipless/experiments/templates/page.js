@@ -300,7 +300,7 @@
       }
       const d = runs.map((run) => "M" + run.map((p) => `${p.x},${p.y}`).join("L")).join("");
       if (d) group.append(svg("path", { class: thin ? "curve thin" : "curve", d, "stroke-dasharray": series.dash.join(" ") }));
-      if (series.sd && thin) points.forEach((p) => p && group.append(whisker(p)));
+      if (series.sd && thin) points.forEach((p) => p?.sd && group.append(whisker(p)));
       const alone = new Set(runs.filter((run) => run.length === 1).map(([p]) => p.n));
       const [first, every] = thin ? [0, 1] : series.marks;
       for (const p of points) {
