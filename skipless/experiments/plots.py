@@ -106,7 +106,7 @@ def _plain_styles(plot: Plot, colours: Mapping[str, str], marks: Mapping[str, in
         if of > len(DASHES):  # more than dashes could tell apart: shades of the colour, in order
             share = position / (of - 1)
             shades = (
-                _mixed(light, "#ffffff" if light == INK[0] else "#000000", 0.55 * share),
+                _mixed(light, "#ffffff" if light == INK[0] else "#000000", 0.45 * share),
                 _mixed(dark, "#808080", share / 2),
             )
             found.append(Style(*shades, "", ()))
@@ -306,7 +306,7 @@ def _draw_line(
     panel.plot(x, y, linewidth=1.4, linestyle=(0, style.dash) if style.dash else "-", markevery=every, **how)
     if sd:
         low, high = ([a + sign * b for a, b in zip(y, sd, strict=True)] for sign in (-1, 1))
-        panel.fill_between(x, low, high, color=style.light, alpha=0.15, linewidth=0)
+        panel.fill_between(x, low, high, color=style.light, alpha=0.05 if len(plot.series) > 8 else 0.15, linewidth=0)
 
 
 def _draw_bars(panel: Any, plot: Plot, axis: str, look: Sequence[Style]) -> None:

@@ -276,7 +276,7 @@
       const { box, data } = this;
       const clip = `clip-${data.id}`;
       const area = svg("rect", { x: box.left - 5, y: box.top - 5, width: box.right - box.left + 10, height: box.bottom - box.top + (data.kind === "bars" ? 5 : 10) });
-      const layer = svg("g", { "clip-path": `url(#${clip})` });
+      const layer = svg("g", { "clip-path": `url(#${clip})`, class: data.series.length > 8 ? "many" : "few" });
       this.root.append(svg("defs", {}, svg("clipPath", { id: clip }, area)), layer);
       data.series.forEach((series, number) => {
         if (!this.shown[number]) return;
