@@ -162,7 +162,7 @@ def report(
     ],
     page: Annotated[Path | None, typer.Option(help="Write all of it into this HTML file, which works offline.")] = None,
     files: Annotated[
-        bool, typer.Option("--files", help="With --page: also each plot as PNG, SVG and CSV, in a folder beside it.")
+        bool, typer.Option("--files", help="With --page: also each plot as PNG, SVG and CSV, in folders beside it.")
     ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the losses into this file (PNG, SVG, PDF).")] = None,
     samples: Annotated[bool, typer.Option("--samples", help="Show the last sample of each run.")] = False,
@@ -179,7 +179,7 @@ def report(
     - `skipless report fig2 fig5 --page report.html --files`
     """
     from skipless import display
-    from skipless.experiments.page import check_page, files_folder, side_by_side, write_page
+    from skipless.experiments.page import check_page, files_folder, with_others, write_page
     from skipless.experiments.plots import draw_losses, save_plots
     from skipless.experiments.report import as_dict, finding_dict, summarise
 
@@ -195,7 +195,7 @@ def report(
     if plot:
         draw_losses(everything, plot)
     if page:
-        for finding in [*findings, *([side_by_side(runs)] if runs else [])] if files else []:
+        for finding in with_others(findings, runs) if files else ():
             save_plots(finding, files_folder(page, finding))
         write_page(findings, runs, page)
     summaries = [summarise(run) for run in everything]

@@ -73,7 +73,7 @@ def side_by_side(runs: Sequence[Run]) -> Finding:
     """Runs without a claim, as a finding."""
     seeds = tuple(sorted({run.config().train.seed for run in runs}))
     return Finding(
-        id="runs",
+        id="side-by-side",
         title="Runs side by side",
         paper="",
         scale="",
@@ -85,12 +85,17 @@ def side_by_side(runs: Sequence[Run]) -> Finding:
     )
 
 
-def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path) -> Path:
-    """Write the page: each finding, and beside each other the runs that are behind none of them. Returns its path."""
-    check_page(path)
+def with_others(findings: Sequence[Finding], runs: Sequence[Run]) -> list[Finding]:
+    """The findings, and the runs that are behind none of them side by side."""
     behind = {run.folder for finding in findings for run in finding.runs}
-    others = [run for run in runs if run.folder not in behind]
-    everything = [*findings, *([side_by_side(others)] if others else [])]
+    others = list({run.folder: run for run in runs if run.folder not in behind}.values())
+    return [*findings, *([side_by_side(others)] if others else [])]
+
+
+def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path) -> Path:
+    """Write the page of findings and of the runs that are behind none of them, and return its path."""
+    check_page(path)
+    everything = with_others(findings, runs)
     drawn: list[dict[str, Any]] = []
     sections = [_section(finding, path, drawn) for finding in everything]
     style, script = _asset("page.css"), _asset("page.js")

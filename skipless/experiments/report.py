@@ -1,6 +1,7 @@
 """What runs did, in a line each, and which belong together. Reads the folders of runs and nothing else."""
 
 import math
+from collections import Counter
 from collections.abc import Sequence
 from dataclasses import asdict, dataclass
 from typing import Any
@@ -88,11 +89,14 @@ class Pool:
 
 
 def pool_seeds(runs: Sequence[Run]) -> list[Pool]:
-    """Runs put together with those that differ in their seed alone, in the order given."""
+    """Runs put together with those that differ in their seed alone, in the order given; no seed counts twice."""
     configs = [run.config() for run in runs]
-    alike: dict[str, list[int]] = {}
+    alike: dict[tuple[str, int], list[int]] = {}
+    copies: Counter[str] = Counter()
     for position, cfg in enumerate(configs):
-        alike.setdefault(cfg.override({"train.seed": 0}).digest, []).append(position)
+        key = cfg.override({"train.seed": 0}).digest, copies[cfg.digest]
+        copies[cfg.digest] += 1
+        alike.setdefault(key, []).append(position)
     blocks = {key: block_name(configs[members[0]].model.block) for key, members in alike.items()}
     several = len(set(blocks.values())) > 1
     return [

@@ -150,7 +150,7 @@ def test_the_page_says_what_was_found(whole, visit):
     section.locator("details.differences summary").click()
     row = section.locator("details.differences tr", has_text="model.block.layout")
     assert texts(row.locator("td")) == ["sequential", "sequential", "parallel"]
-    unfinished = page.locator("#runs table.runs tbody tr")  # those of the findings are not shown again
+    unfinished = page.locator("#side-by-side table.runs tbody tr")  # those of the findings are not shown again
     assert unfinished.count() == 2
     assert "unfinished" in unfinished.nth(0).inner_text()
     assert whole.stat().st_size < 500_000
@@ -529,7 +529,7 @@ def test_a_run_that_has_only_begun(tmp_path, visit):
     writing.metrics_file.write_text(writing.metrics_file.read_text() + '{"step": 310, "tok')
     gone = type(begun)(tmp_path / "gone")
     page = visit(write_page([finding(runs=[gone])], [begun, writing], tmp_path / "page.html"))
-    rows = page.locator("#runs table.runs tbody tr")
+    rows = page.locator("#side-by-side table.runs tbody tr")
     assert rows.count() == 2
     assert texts(rows.nth(0).locator("td")).count("–") == 4
     assert "300" in rows.nth(1).inner_text()
@@ -575,7 +575,7 @@ def test_the_report_of_real_runs(trained, tmp_path, visit, capsys):
     assert texts(page.locator("table.runs td:last-child")) == ["finished", "finished"]
     assert "β_FF of each layer, sas-p" in texts(page.locator("details.more h4"))
     assert page.locator("article pre").count() == 2
-    assert (tmp_path / "runs" / "loss.csv").read_text().count("\n") == 7  # three evaluations of each
+    assert (tmp_path / "side-by-side" / "loss.csv").read_text().count("\n") == 7  # three evaluations of each
 
 
 def test_the_report_of_an_experiment(trained, tmp_path, visit, capsys, monkeypatch):
@@ -597,7 +597,7 @@ def test_the_report_of_an_experiment(trained, tmp_path, visit, capsys, monkeypat
     out = capsys.readouterr().out
     assert "The quick block wins." in out
     page = visit(target)
-    assert [one.get_attribute("id") for one in page.locator("section").all()] == ["fig5-paper", "runs"]
+    assert [one.get_attribute("id") for one in page.locator("section").all()] == ["fig5-paper", "side-by-side"]
     assert skipless([*command, "--json"]) == 0
     found = json.loads(capsys.readouterr().out, parse_constant=pytest.fail)
     assert [run["name"] for run in found["runs"]] == ["sas-p", "pre-ln"]

@@ -254,6 +254,8 @@ def test_runs_that_differ_in_their_seed_are_one(made, tmp_path):
     assert (second.name, second.group) == ("sas-0, 3 seeds", "sas")  # its block alone would name the third as well
     assert (third.name, third.group, third.runs) == ("other", "sas", (other,))
     assert [pool.group for pool in pool_seeds(made[:1])] == [None]
+    copy = make_run(tmp_path / "copy", "pre-ln", 1, model__n_layer=3)
+    assert [len(pool.runs) for pool in pool_seeds([*made[:3], copy])] == [3, 1]  # the same seed says nothing new
 
 
 def test_a_curve_is_the_mean_over_seeds(made, tmp_path):
