@@ -19,8 +19,8 @@ if TYPE_CHECKING:
     from skipless.evaluate import Evaluation
     from skipless.experiments.outcome import Finding
     from skipless.experiments.report import Summary
-    from skipless.harness import Scores
     from skipless.experiments.sweep import Point
+    from skipless.harness import Scores
     from skipless.runs import Run
 
 COLLAPSED = 0.99
@@ -31,7 +31,8 @@ PLOT_FORMATS = (".png", ".svg", ".pdf")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which people with any colour vision can tell apart."""
 
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
+"""Eight for seven colours: no pair of the two comes again before the 57th."""
 
 
 def number(value: float, unit: str = "") -> str:
@@ -322,6 +323,16 @@ def show_sweep(points: Sequence["Point"]) -> None:
         values = (point.values.get(key) for key in keys)
         rows.append([point.block, *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values), outcome])
     Console().print(table("Sweep", ["block", *keys, "held-out loss"], rows))
+
+
+def show_findings(findings: Sequence["Finding"]) -> None:
+    """Every claim with its verdict, and why."""
+    console = Console()
+    for finding in findings:
+        console.print(f"{finding.id}: {finding.title} ({finding.scale} scale)", style="bold", markup=False)
+        for verdict in finding.verdicts:
+            console.print(f"  {verdict.outcome:>13}  {verdict.claim}", highlight=False, markup=False)
+            console.print(f"{'':17}{verdict.reason}", style="dim", highlight=False, markup=False)
 
 
 def clock(seconds: float) -> str:
