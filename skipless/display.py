@@ -325,16 +325,6 @@ def show_sweep(points: Sequence["Point"]) -> None:
     Console().print(table("Sweep", ["block", *keys, "held-out loss"], rows))
 
 
-def show_findings(findings: Sequence["Finding"]) -> None:
-    """Every claim with its verdict, and why."""
-    console = Console()
-    for finding in findings:
-        console.print(f"{finding.id}: {finding.title} ({finding.scale} scale)", style="bold", markup=False)
-        for verdict in finding.verdicts:
-            console.print(f"  {verdict.outcome:>13}  {verdict.claim}", highlight=False, markup=False)
-            console.print(f"{'':17}{verdict.reason}", style="dim", highlight=False, markup=False)
-
-
 def clock(seconds: float) -> str:
     """`2:05`, `1:02:05`."""
     if seconds != seconds:
