@@ -3,7 +3,7 @@
 Nothing heavy is imported before a command runs, so that `skipless --help` is quick.
 """
 
-from skipless.cli import training, using, data, measuring  # noqa: I001  (the order of the commands in --help)
+from skipless.cli import training, using, finetuning, data, measuring  # noqa: I001  (the order of the commands in --help)
 from skipless.cli.frame import app, main, run
 
-__all__ = ["app", "data", "main", "measuring", "run", "training", "using"]
+__all__ = ["app", "data", "finetuning", "main", "measuring", "run", "training", "using"]
