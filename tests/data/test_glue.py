@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from skipless.data.glue import ALL, COLUMNS, TASKS, encode, parse_tasks, predictions, read_task, read_tsv
 from skipless.errors import UserError
-from tests.glue import real_glue, small_glue, write_tsv
+from tests.finetune.glue import real_glue, small_glue, write_tsv
 
 HEADER = ["index", "sentence1", "sentence2", "label"]
 GOOD = ["0", "a", "b", "entailment"]
