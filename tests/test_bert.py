@@ -126,7 +126,8 @@ def test_a_step_of_the_papers_size(block):
     model = MaskedLM(cfg.model)
     optimizer = torch.optim.AdamW(model.parameters(), lr=cfg.train.lr, betas=cfg.train.betas, eps=cfg.train.eps)
     ids = torch.randint(5, cfg.model.vocab_size, (2, 128))
-    labels = torch.where(torch.rand(ids.shape) < 0.25, ids, -100)
+    hidden = torch.rand(ids.shape) < 0.25
+    ids, labels = torch.where(hidden, 4, ids), torch.where(hidden, ids, -100)
     loss = model.loss(ids, labels)
     assert loss.item() == pytest.approx(np.log(cfg.model.vocab_size), abs=0.8)
     loss.backward()

@@ -13,6 +13,7 @@ from skipless import BLOCKS, CausalLM, ModelConfig
 from skipless.cli import run
 from skipless.config import parse_block
 from skipless.experiments.recipes import recipe
+from tests.finetune.glue import small_glue
 
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
@@ -77,6 +78,7 @@ SMALLER = {
     ),
     "evaluate": ["--rows", "4"],
     "generate": ["--tokens", "3"],
+    "finetune": ["--seeds", "1", "--set", "epochs=1"],
 }
 
 
@@ -95,9 +97,18 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
     for number, text in enumerate(texts):
         (tmp_path / "src" / f"{number}.py").write_text(text)
     lines = "\n".join(json.dumps({"text": text}) for text in texts)
-    (tmp_path / "books.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    for name in ("books", "wiki"):
+        (tmp_path / f"{name}.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    small_glue(tmp_path / "glue")
     found = commands()
-    assert {command.split()[1] for command in found} >= {"inspect", "train", "report", "evaluate", "generate"}
+    assert {command.split()[1] for command in found} >= {
+        "inspect",
+        "train",
+        "report",
+        "evaluate",
+        "generate",
+        "finetune",
+    }
     for command in found:
         words = shlex.split(command.replace("--minutes 30", "--minutes 0.005"))[1:]
         small = list(SMALLER.get(words[0], ()))

@@ -135,7 +135,7 @@ def crammed_bert(block: str = "sas-p") -> RunConfig:
 
 
 def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
-    """`crammed-bert` for ten minutes of two cores: 4 layers of width 128, 8,192 words, a few million tokens of text."""
+    """`crammed-bert` for twenty minutes of one core: 4 layers of width 128, 8,192 words, some ten million tokens."""
     changes = {
         "model.block": bert_block(block, 4).model_dump(),
         "model.n_layer": 4,
@@ -147,9 +147,9 @@ def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
         "data.max_bytes": 80_000_000,
         "data.valid_fraction": 0.02,
         "data.vocab_size": 8192,
-        "train.minutes": 10,
-        "train.batch_size": 64,
-        "train.micro_batch": 32,
+        "train.minutes": 20,
+        "train.batch_size": 32,
+        "train.micro_batch": 16,
         "train.eval_rows": 256,
     }
     return crammed_bert(block).override(changes)
