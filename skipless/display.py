@@ -136,6 +136,27 @@ def _figure(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def show_glue(name: str, results: dict[str, Any]) -> None:
+    """The paper's table 2: the average and each task, mean ± deviation over the seeds."""
+    tasks = results["tasks"]
+    seeds = max((len(one["seeds"]) for one in tasks.values()), default=0)
+    cells = [_with_deviation(results["mean"], results["sd"])]
+    cells += [_with_deviation(one["score_mean"], one["score_sd"]) for one in tasks.values()]
+    failed = {task: found for task, found in results["failures"].items() if found}
+    title = f"GLUE, dev sets: 100 × mean of the official metrics, mean ± sd over {seeds} seed{'s' * (seeds != 1)}"
+    head = ["", "GLUE", *tasks, *(f"{task} failed" for task in failed)]
+    Console().print(table(title, head, [[name, *cells, *(f"seed {', '.join(found)}" for found in failed.values())]]))
+    for task, data in results["data"].items():
+        if data["rows"] < data["of"]:
+            print(f"{task}: trained on {data['rows']:,} of {data['of']:,} rows, drawn at random once")
+
+
+def _with_deviation(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+
+
 def show_samples(runs: Sequence["Run"]) -> None:
     """The last sample of each run."""
     console = Console()

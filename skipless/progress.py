@@ -10,6 +10,7 @@ from skipless import machine
 from skipless.display import clock
 from skipless.experiments.reproduce import Progress as AllRuns
 from skipless.experiments.reproduce import Task, Watcher
+from skipless.finetune import Observer as FinetuneObserver
 from skipless.train import Observer, Trainer
 
 PLAIN_SECONDS = 5.0
@@ -144,5 +145,37 @@ class ReproduceView(Watcher):
 
     def close(self) -> None:
         """Take the bar away."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class FinetuneView(FinetuneObserver):
+    """An observer of `finetune` that shows how far all tasks and seeds together are, and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar: Progress | None = None
+        self.shown = float("-inf")
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def progress(self, what: str, share: float, seconds_left: float) -> None:
+        """How far it is."""
+        line = f"{what}  {clock(seconds_left)} left for all"
+        if self.console.is_terminal:
+            if self.bar is None:
+                columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%")]
+                self.bar = Progress(*columns, console=self.console, transient=True)
+                self.task = self.bar.add_task(line, total=1.0)
+                self.bar.start()
+            self.bar.update(self.task, description=line, completed=min(share, 1.0))
+        elif time.perf_counter() - self.shown > PLAIN_SECONDS:
+            self.shown = time.perf_counter()
+            self.message(f"{share:.0%}  {line}")
+
+    def end(self) -> None:
+        """It is over, for whatever reason."""
         if self.bar is not None:
             self.bar.stop()

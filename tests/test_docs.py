@@ -15,6 +15,7 @@ from skipless.cli import run
 from skipless.config import parse_block
 from skipless.experiments.figures import EXPERIMENTS
 from skipless.experiments.recipes import recipe
+from tests.finetune.glue import small_glue
 
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
@@ -86,6 +87,7 @@ SMALLER = {
     "generate": ["--tokens", "3"],
     "sweep": TINY_RUNS,
     "reproduce": [*TINY_RUNS, "--budget", "0"],  # plans, trains nothing, judges
+    "finetune": ["--seeds", "1", "--set", "epochs=1"],
 }
 
 
@@ -106,10 +108,12 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
     for number, text in enumerate(texts):
         (tmp_path / "src" / f"{number}.py").write_text(text)
     lines = "\n".join(json.dumps({"text": text}) for text in texts)
-    (tmp_path / "books.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    for name in ("books", "wiki"):
+        (tmp_path / f"{name}.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    small_glue(tmp_path / "glue")
     found = commands()
     assert {command.split()[1] for command in found} >= {
-        *("inspect", "train", "report", "evaluate", "generate", "sweep", "reproduce")
+        *("inspect", "train", "report", "evaluate", "generate", "sweep", "reproduce", "finetune")
     }
     for command in found:
         words = shlex.split(command.replace("--minutes 30", "--minutes 0.005"))[1:]

@@ -6,6 +6,7 @@ Nothing heavy is imported before a command runs, so that `skipless --help` is qu
 # in the order of the commands in --help
 from skipless.cli import (  # noqa: I001
     training,
+    finetuning,
     using,
     exporting,
     experiments,
@@ -19,6 +20,7 @@ __all__ = [
     "data",
     "experiments",
     "exporting",
+    "finetuning",
     "main",
     "measuring",
     "run",

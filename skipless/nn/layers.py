@@ -115,10 +115,15 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
 }
 
 
-def make_norm(block: BlockConfig, width: int, *, always: bool = False) -> nn.Module:
-    """The block's norm; with `always`, an RMSNorm where the block has none (after the embedding, after the blocks)."""
-    kind = "rmsnorm" if always and block.norm == "none" else block.norm
-    return NORMS[kind](width, block.norm_eps, block.bias)
+def make_norm(block: BlockConfig, width: int) -> nn.Module:
+    """The norm inside a block."""
+    return NORMS[block.norm](width, block.norm_eps, block.bias)
+
+
+def make_outer_norm(cfg: ModelConfig) -> nn.Module:
+    """The norm after the embedding or after the last block, which is there also where the blocks have none."""
+    kind = cfg.outer_norm or (cfg.block.norm if cfg.block.norm != "none" else "rmsnorm")
+    return NORMS[kind](cfg.d_model, cfg.block.norm_eps, cfg.block.bias)
 
 
 # ------------------------------------------------------------------------------- MLPs

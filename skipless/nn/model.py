@@ -17,7 +17,15 @@ from skipless.nn.attention import Attention
 from skipless.nn.blocks import ParallelBlock, SequentialBlock, make_block
 from skipless.nn.cache import Cache, Past, pick_mode
 from skipless.nn.folded import along_longer_side, fold_block
-from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm, WithGains, make_norm, make_positions, rotation
+from skipless.nn.layers import (
+    LearnedPositions,
+    ReparamLinear,
+    RMSNorm,
+    WithGains,
+    make_outer_norm,
+    make_positions,
+    rotation,
+)
 from skipless.nn.mask import Mask, alibi_slopes
 
 IGNORED = -100
@@ -40,13 +48,11 @@ class Transformer(nn.Module):
         self.config = cfg
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
         self.positions = make_positions(cfg)
-        self.embedding_norm = (
-            make_norm(cfg.block, cfg.d_model, always=True) if cfg.normalises_embedding else nn.Identity()
-        )
+        self.embedding_norm = make_outer_norm(cfg) if cfg.normalises_embedding else nn.Identity()
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(make_block(cfg, layer) for layer in range(cfg.n_layer))
         ends_in_norm = cfg.block.norm_position == "post" and cfg.block.norm != "none"
-        self.norm = nn.Identity() if ends_in_norm else make_norm(cfg.block, cfg.d_model, always=True)
+        self.norm = nn.Identity() if ends_in_norm else make_outer_norm(cfg)
 
     def hidden(self, ids: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """What the head sees: (B, T) token ids → (B, T, d).

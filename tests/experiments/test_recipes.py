@@ -145,7 +145,7 @@ def test_bert_is_the_papers():
     assert (block.beta_ff.init, block.beta_ff.trainable) == (0.05, True)
     train = cfg.train
     assert (train.minutes, train.batch_size, train.micro_batch, train.batch_ramp) == (1440, 8192, 64, 0.6)
-    assert (train.betas, train.eps, train.clip, train.schedule, train.warmup) == (
+    assert (train.betas, train.eps, train.clip, train.schedule, train.warmup_share) == (
         (0.9, 0.98),
         1e-12,
         0.5,
