@@ -1,6 +1,8 @@
 """Evaluation by lm-evaluation-harness: its tasks, those of a local folder, and the one that ships with this package."""
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -46,7 +48,8 @@ def evaluate_tasks(
         manager = _manager(tasks, [shipped, *([] if task_path is None else [task_path])])
         wrapped = wrap(model.to(device))
         harness = HFLM(pretrained=wrapped, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
-        found = simple_evaluate(harness, tasks=list(tasks), task_manager=manager, limit=limit)
+        with redirect_stdout(sys.stderr):  # the harness prints remarks, and standard output is the caller's
+            found = simple_evaluate(harness, tasks=list(tasks), task_manager=manager, limit=limit)
     assert found is not None
     return {task: _scores(values) for task, values in found["results"].items()}
 

@@ -117,7 +117,11 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
     }
     for command in found:
         words = shlex.split(command.replace("--minutes 30", "--minutes 0.005"))[1:]
-        small = ["--limit", "2"] if "--tasks" in words else list(SMALLER.get(words[0], ()))
+        small = list(SMALLER.get(words[0], ()))
+        if words[0] == "evaluate" and "--tasks" in words:
+            small = ["--limit", "2"]
+        if "--list" in words:
+            small = []
         small += ["--steps", "3"] if words[0] == "train" and "--minutes" not in words else []
         assert run([*words, *small]) == 0, (command, capfd.readouterr().err)
     assert (tmp_path / "signal.png").exists()

@@ -460,6 +460,7 @@ def worst_task(first: str, second: str) -> Callable[[Mapping[str, History]], flo
 def _tab1(scale: Scale) -> list[Claim]:
     scores = {"sas": "78.4±.8 against 78.9±.7", "sas-p": "78.3±.4 against 78.9±.7"}
     speeds = {"sas": "1.09", "sas-p": "1.16", "sas-p-nonorm": "1.20"}
+    share = 0.1 if scale.is_paper else 0.05  # in a small model the embedding, which stays, weighs more
     return [
         *(
             GlueClaim(
@@ -475,11 +476,11 @@ def _tab1(scale: Scale) -> list[Claim]:
             for block, paper in scores.items()
         ),
         Claim(
-            "sas has at least 10% fewer parameters than pre-ln",
+            f"sas has at least {share:.0%} fewer parameters than pre-ln",
             "101M against 120M (16% fewer)",
             ("sas", "pre-ln"),
             lambda seed: parameters(seed["sas"]) / parameters(seed["pre-ln"]) - 1,
-            below=-0.1,
+            below=-share,
             one_seed=0.0,
             show=parameters,
         ),

@@ -475,8 +475,11 @@ class Scale:
     def run(self, kind: str, block: str, **changes: Any) -> RunConfig:
         """A run of a kind with a block, and with keys of `train` changed by their names."""
         cfg = recipe(SCALES[self.name][kind], block, self.rates)
-        own = {f"train.{key}": value for key, value in changes.items()}
-        return cfg.override({**own, **self.changes})
+        changed = {**{f"train.{key}": value for key, value in changes.items()}, **self.changes}
+        budgets = ("train.steps", "train.tokens", "train.minutes")
+        if any(budget in changed for budget in budgets):  # it takes the place of the recipe's, whichever that is
+            changed = {**dict.fromkeys(budgets), **changed}
+        return cfg.override(changed)
 
     def decoder(self, block: str, **changes: Any) -> RunConfig:
         """The decoder that most experiments train."""

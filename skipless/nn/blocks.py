@@ -93,7 +93,10 @@ class ParallelBlock(WithGains):
         attention, mlp = self.attention, self.mlp
         if isinstance(attention, Attention) and isinstance(mlp, MLP | GLU):
             maps = (attention.query, attention.key, mlp.up)
-            if fast.can_fan_out(h, maps):  # the same, with the gradients of h added up inside the products
+            hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (attention, mlp))
+            if not hooked and fast.can_fan_out(
+                h, maps
+            ):  # the same, with the gradients of h added up inside the products
                 q, k, up, h = fast.fan_out(h, *(part.weight for part in maps))
                 return attention.mix(q, k, attention.value(h), mask, turn), mlp.contract(up)
         return attention(h, mask, turn), mlp(h)

@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from skipless.config import BlockConfig, GainConfig, MapConfig, ModelConfig
 from skipless.nn import fast
+from skipless.nn.fast import rms_norm
 
 Scale = nn.Parameter | float | None
 """A gain at run time: trainable, fixed, or None for a branch that is not there."""
@@ -102,7 +103,7 @@ class RMSNorm(nn.Module):
         self.weight = nn.Parameter(torch.ones(width))
 
     def forward(self, x: Tensor) -> Tensor:
-        return fast.rms_norm(x, self.weight, self.eps)
+        return rms_norm(x, self.weight, self.eps)
 
     def extra_repr(self) -> str:
         return f"{self.weight.numel()}, eps={self.eps}"

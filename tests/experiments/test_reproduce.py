@@ -72,7 +72,7 @@ def stamps(folder):
 
 def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
     runs = tmp_path / "runs"
-    arguments = ["fig2", *small(), "--runs", str(runs), "--out", str(tmp_path / "out")]
+    arguments = ["fig2", *small(), "--runs", str(runs), "--out", str(tmp_path / "results")]
     first = start(tmp_path, *arguments)
     wait_for(lambda: len(finished(runs)) >= 1, first, tmp_path)
     first.kill()
