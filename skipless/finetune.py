@@ -17,6 +17,7 @@ import time
 import zlib
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import asdict, dataclass, field
+from functools import cached_property
 from pathlib import Path
 from typing import Any
 
@@ -78,13 +79,13 @@ class Rows:
             chosen = np.sort(np.random.default_rng(0).permutation(len(examples))[:limit])
         return cls(examples, encode(tokenizer, [examples.texts[row] for row in chosen], length), chosen)
 
-    @property
+    @cached_property
     def labels(self) -> np.ndarray:
         """The answers."""
         assert self.examples.labels is not None
         return self.examples.labels[self.chosen]
 
-    @property
+    @cached_property
     def tokens(self) -> int:
         """Tokens without padding."""
         return sum(map(len, self.ids))
@@ -102,6 +103,7 @@ class Rows:
         ragged = int(lengths.min()) < longest
         return ids, torch.arange(longest) < lengths[:, None] if ragged else None
 
+    @cached_property
     def fingerprint(self) -> str:
         """A hash of the inputs and the answers."""
         labels = self.labels.tolist()
@@ -273,7 +275,7 @@ class Fit:
         """Keep everything that the next step depends on."""
         tensors, remembered = optimizer_tensors(self.optimizer, self.names)
         remembered = {"state": asdict(self.state), "optimizer": remembered, "rng": rng_state()}
-        description = {**remembered, "data": self.train.fingerprint()}
+        description = {**remembered, "data": self.train.fingerprint}
         checkpoints.save(self.state.step, {"model": self.model.state_dict(), "optimizer": tensors}, description)
 
     def restore(self, checkpoints: Checkpoints) -> None:
@@ -281,7 +283,7 @@ class Fit:
         checkpoint, _ = checkpoints.latest_valid()
         if checkpoint is None:
             return
-        if checkpoint.state["data"] != self.train.fingerprint():
+        if checkpoint.state["data"] != self.train.fingerprint:
             raise UserError(f"{checkpoint.path} was made with other rows of {self.task.name}; begin again with --fresh")
         self.model.load_state_dict(checkpoint.tensors("model"))
         load_optimizer(self.optimizer, self.names, checkpoint.tensors("optimizer"), checkpoint.state["optimizer"])
@@ -356,7 +358,7 @@ class Results:
 
     def check_data(self, task: Task, train: Rows) -> None:
         """Note what a task is trained on; a UserError where it was something else before."""
-        data = {"rows": len(train.ids), "of": len(train.examples), "sha256": train.fingerprint()}
+        data = {"rows": len(train.ids), "of": len(train.examples), "sha256": train.fingerprint}
         if self.content["data"].setdefault(task.name, data) != data:
             raise UserError(f"{self.path} has results of {task.name} on other rows or tokens; begin again with --fresh")
 

@@ -337,6 +337,10 @@ def languini(block: str = "sas-p") -> RunConfig:
     )
 
 
+LAPTOP_PEAK_LR = {"sas-p-nonorm": 4e-3, "v-skipinit": 3e-3}
+"""6e-3 for the others: the best of short trials with `pre-ln` and `sas-p`; narrow models take larger steps."""
+
+
 def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
     """`crammed-bert` for twenty minutes of one core: 4 layers of width 128, 8,192 words, some ten million tokens."""
     changes = {
@@ -351,6 +355,7 @@ def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
         "data.valid_fraction": 0.02,
         "data.vocab_size": 8192,
         "train.minutes": 20,
+        "train.lr": LAPTOP_PEAK_LR.get(block.partition(":")[0], 6e-3),
         "train.batch_size": 32,
         "train.micro_batch": 16,
         "train.eval_rows": 256,
