@@ -1,5 +1,6 @@
 """Claims can hold, can fail, and can stay open."""
 
+import json
 import math
 from dataclasses import replace
 
@@ -8,9 +9,11 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipless.experiments.evidence import Claim, Evidence, History, compare, interval, outcome, t_95
-from skipless.experiments.figures import EXPERIMENTS
+from skipless.experiments.figures import EXPERIMENTS, find
 from skipless.experiments.outcome import FAILS, HOLDS, OPEN
 from skipless.experiments.recipes import Scale
+from skipless.experiments.shelf import with_seed
+from skipless.runs import Run
 from tests.experiments.made_up import AGAINST, ALWAYS, LAPTOP, PAPER, Made, evidence, history
 
 IDS = [
@@ -179,3 +182,39 @@ def test_quantiles_are_students():
 def test_a_claim_is_not_decided_by_nan():
     claim = Claim("c", "p", ("sas",), lambda seed: float("nan"), below=0.0)
     assert claim.judge(of_losses((2.9, 3.0))).outcome == OPEN
+
+
+# ---------------------------------------------------------------------------- read from folders
+
+
+def write_run(folder, made: History) -> None:
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text(json.dumps({"config": made.config.model_dump(mode="json")}))
+    (folder / "metrics.jsonl").write_text("".join(json.dumps(record) + "\n" for record in made.records))
+
+
+def test_a_finding_is_read_from_the_folders_of_runs(tmp_path):
+    """With as many seeds as there are, under whatever names."""
+    for label, cfg in EXPERIMENTS["matrix"].configs(LAPTOP).items():
+        for seed in range(2):
+            shift = 0.01 * seed
+            made = history(with_seed(cfg, seed), Made(PAPER["matrix"][label].loss + shift))
+            write_run(tmp_path / f"{seed} {label}", made)
+    finding = find("matrix", "laptop", tmp_path)
+    assert (finding.id, finding.scale, finding.seeds) == ("matrix", "laptop", (0, 1))
+    assert finding.command == "skipless reproduce matrix --scale laptop --seeds 2"
+    assert [verdict.outcome for verdict in finding.verdicts] == [HOLDS, HOLDS]
+    assert finding.verdicts[0].numbers["sas"] == pytest.approx(3.005)
+    assert len(finding.runs) == 8
+    assert finding.plots[0].series[0].sd[-1] == pytest.approx(0.01 / math.sqrt(2))
+    nothing = find("fig5", "laptop", tmp_path / "nowhere")
+    assert (nothing.seeds, nothing.plots, nothing.runs) == ((), (), ())
+    assert {verdict.outcome for verdict in nothing.verdicts} == {OPEN}
+
+
+def test_scores_of_fine_tuning_are_read_beside_the_run(tmp_path):
+    cfg = LAPTOP.run("encoder", "sas")
+    write_run(tmp_path / "run", history(cfg, Made()))
+    assert History.read(Run(tmp_path / "run")).glue is None
+    (tmp_path / "run" / "glue.json").write_text(json.dumps({"tasks": {}, "mean": 71.5, "sd": 0.4}))
+    assert History.read(Run(tmp_path / "run")).glue["mean"] == 71.5
