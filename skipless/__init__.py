@@ -3,12 +3,15 @@
     import skipless
     model = skipless.CausalLM(skipless.ModelConfig(block="sas-p", n_layer=18, d_model=768, n_head=12))
 
-Names are loaded when they are first used, so that importing the package, and `skipless --help`, stay quick.
+Names are loaded when they are first used, so that importing the package, and `skipless --help`, stay quick. The Auto
+classes of `transformers` learn of the models too (`skipless.auto`).
 """
 
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
+
+from skipless.auto import watch
 
 __version__ = version("skipless")
 
@@ -73,3 +76,6 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+watch()

@@ -558,7 +558,7 @@ def join(cfg: ParallelConfig, device: str = "auto") -> Iterator[Group]:
     limit = timedelta(seconds=cfg.timeout)
     store, rank, size = next(dist.rendezvous("env://"))
     store = dist.PrefixStore(f"skipless/{next(_MEETINGS)}", store)  # nothing is left in it of an earlier training
-    # Numbers and JSON go by gloo, from the CPU, whatever the weights go by. A device that is wrong is said later, to all.
+    # Numbers and JSON go by gloo, from the CPU, whatever weights go by. A device that is wrong is said later, by all.
     found = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
     others = "" if found is None else f",{found.type}:{dist.get_default_backend_for_device(found.type)}"
     backend = f"cpu:gloo{others}"

@@ -16,12 +16,14 @@ from pathlib import Path
 from typing import Any
 
 from pydantic import ValidationError
+from safetensors import SafetensorError
+from safetensors.torch import load_file
 
 from skipless.checkpoint import Checkpoint, Checkpoints
-from skipless.config import RunConfig, explain
+from skipless.config import ModelConfig, RunConfig, explain
 from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
-from skipless.nn.model import CausalLM, MaskedLM
+from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.parallel import Channel
 
 MODELS: dict[str, type[CausalLM] | type[MaskedLM]] = {"causal": CausalLM, "masked": MaskedLM}
@@ -119,14 +121,24 @@ def find_run(path: Path | str) -> Run:
     raise UserError(f"there is no run at {str(path)!r}{listed}")
 
 
-def load(path: Path | str, *, which: str = "last") -> CausalLM | MaskedLM:
-    """The model of a run or of one of its checkpoints, in eval mode, with its tokeniser as `.tokenizer`."""
+def load(path: Path | str, *, which: str = "last") -> CausalLM | MaskedLM | SequenceClassifier:
+    """The model of a run, of one of its checkpoints, or of an export, in eval mode, with its tokeniser as `.tokenizer`.
+
+    An export is a folder of `skipless export`, or one that `save_pretrained` wrote.
+    """
     given = Path(path)
+    if is_export(given):
+        return _load_export(given)
     if (given / "manifest.json").exists():
         run, checkpoint = Run(given.absolute().parent.parent), Checkpoints.load(given)
     else:
         run = find_run(given)
-        checkpoint = _choose(run, which)
+        checkpoint = choose_checkpoint(run, which)
+    return load_checkpoint(run, checkpoint)
+
+
+def load_checkpoint(run: Run, checkpoint: Checkpoint) -> CausalLM | MaskedLM:
+    """The model of a run as a checkpoint has it."""
     cfg = run.config()
     model = MODELS[cfg.task](cfg.model)
     model.load_state_dict(checkpoint.tensors("model"))
@@ -134,7 +146,8 @@ def load(path: Path | str, *, which: str = "last") -> CausalLM | MaskedLM:
     return model.eval()
 
 
-def _choose(run: Run, which: str) -> Checkpoint:
+def choose_checkpoint(run: Run, which: str) -> Checkpoint:
+    """A run's `last` or `best` checkpoint."""
     checkpoints = run.checkpoints()
     if which == "best":
         valid = [Checkpoints.load(path) for path in checkpoints.all() if Checkpoints.verify(path) is None]
@@ -146,3 +159,52 @@ def _choose(run: Run, which: str) -> Checkpoint:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged) or "it has none yet"
         raise UserError(f"run {run.name!r} has no valid checkpoint ({reasons})")
     return checkpoint
+
+
+# ---------------------------------------------------------------------------- exports
+
+MODEL_TYPE = "skipless"
+"""`model_type` of an export's config.json."""
+
+ARCHITECTURES: dict[str, type[CausalLM] | type[MaskedLM] | type[SequenceClassifier]] = {
+    "SkiplessForCausalLM": CausalLM,
+    "SkiplessForMaskedLM": MaskedLM,
+    "SkiplessForSequenceClassification": SequenceClassifier,
+}
+
+
+def is_export(folder: Path) -> bool:
+    """Whether a folder holds an exported model."""
+    return _export_info(folder).get("model_type") == MODEL_TYPE
+
+
+def _export_info(folder: Path) -> dict[str, Any]:
+    try:
+        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
+    except (OSError, ValueError):
+        return {}
+    return content if isinstance(content, dict) else {}
+
+
+def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
+    info = _export_info(folder)
+    (name,) = info.get("architectures") or [""]
+    if name not in ARCHITECTURES:
+        raise UserError(f"{str(folder)!r} holds {name or 'no model'!r}; known: {', '.join(ARCHITECTURES)}")
+    try:
+        cfg = ModelConfig.model_validate({key: info[key] for key in ModelConfig.model_fields if key in info})
+    except ValidationError as error:
+        raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}") from None
+    kind = ARCHITECTURES[name]
+    labels = len(info.get("id2label", ())) or 2  # transformers does not write down two
+    model = kind(cfg, labels) if issubclass(kind, SequenceClassifier) else kind(cfg)
+    files = sorted(folder.glob("*.safetensors"))
+    if not files:
+        raise UserError(f"{str(folder)!r} has no .safetensors file; an export to onnx is for ONNX Runtime")
+    try:
+        tensors = {key.removeprefix("model."): value for file in files for key, value in load_file(file).items()}
+        model.load_state_dict(tensors)
+    except (SafetensorError, RuntimeError) as error:  # damaged, or not of this configuration
+        raise UserError(f"the weights in {str(folder)!r} cannot be loaded: {error}") from None
+    model.tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
+    return model.eval()

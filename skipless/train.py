@@ -44,7 +44,7 @@ from skipless.data.draws import mix
 from skipless.errors import UserError
 from skipless.evaluate import Evaluation, evaluate
 from skipless.generate import Sampling, sample_text
-from skipless.health import health
+from skipless.health import first_nonfinite, health, parts_of
 from skipless.inspect import flops_per_token, plan
 from skipless.nn.layers import WithGains
 from skipless.nn.model import IGNORED, CausalLM
@@ -72,8 +72,8 @@ class NonFinite(TrainingStopped):
 class Interrupted(TrainingStopped):
     """A signal asked for an end. Everything up to the last finished step is saved."""
 
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"{signal.Signals(number).name}: saved at step {step}; go on with --resume auto")
+    def __init__(self, number: int, step: int, again: str = "--resume auto") -> None:
+        super().__init__(f"{signal.Signals(number).name}: saved at step {step}; go on with {again}")
         self.status = 128 + number
 
 
@@ -175,10 +175,15 @@ class NoJournal(Journal):
 
 
 class Signals:
-    """Tells a group of SIGINT and SIGTERM while it is entered; for one process a second one ends it at once."""
+    """Notes SIGINT and SIGTERM while it is entered, for a group; for one process a second one ends it at once."""
 
-    def __init__(self, group: Group) -> None:
-        self.group = group
+    def __init__(self, group: Group | None = None) -> None:
+        self.group = group or Group()
+
+    @property
+    def received(self) -> int:
+        """The signal that this process was sent; 0 if there was none."""
+        return self.group.received
 
     def __enter__(self) -> "Signals":
         self.before = {}
@@ -386,26 +391,12 @@ class Trainer:
     @torch.no_grad()
     def _first_bad_activation(self) -> str:
         """Run the batch again and say where it first is not finite."""
-        parts = {"the embedding": self.model.embedding, "the last norm": self.model.norm}
-        parts |= {f"layer {number + 1}": block for number, block in enumerate(self.model.blocks)}
         found: set[str] = set()
-
-        def look(name: str) -> Callable[..., None]:
-            def hook(_module: object, _args: object, output: Any) -> None:
-                if isinstance(output, Tensor) and not output.isfinite().all():
-                    found.add(name)
-
-            return hook
-
-        hooks = [part.register_forward_hook(look(name)) for name, part in parts.items()]
         with self.autocast():
             for ids, _, _ in self._micro_batches(batch_rows(self.cfg.train, self.progress())):
-                self.group.look(self.model.hidden, ids.to(self.device))
-        for handle in hooks:
-            handle.remove()
+                found |= set(self.group.look(first_nonfinite, self.model, ids.to(self.device)).values())
         anywhere = {name for names in self.group.exchange(sorted(found)) for name in names}
-        order = ["the embedding", *(name for name in parts if name.startswith("layer")), "the last norm"]
-        return next((name for name in order if name in anywhere), "the head")
+        return next((name for name in parts_of(self.model) if name in anywhere), "the head")
 
     def _bad_gradient(self) -> str:
         """The parameter nearest to the loss whose gradient is not finite."""

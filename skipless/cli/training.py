@@ -13,7 +13,12 @@ from skipless.errors import UserError
 @app.command()
 def train(
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="laptop, demo, smoke, codeparrot, codeparrot-long.")
+        str,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="laptop, demo, smoke, codeparrot, codeparrot-long, crammed-bert, crammed-bert-laptop.",
+        ),
     ] = "laptop",
     block: BlockOption = None,
     config: ConfigOption = None,
@@ -93,6 +98,7 @@ def train(
     from rich.console import Console
 
     from skipless import display
+    from skipless.allocator import keep_freed_memory
     from skipless.experiments.report import as_dict, summarise
     from skipless.parallel import first_process
     from skipless.progress import TrainView
@@ -100,6 +106,7 @@ def train(
     from skipless.train import train as run_training
     from skipless.trials import dry_run as rehearse
 
+    keep_freed_memory()
     speaks = first_process()
     view = TrainView(Console(stderr=as_json)) if speaks else Observer()
     if dry_run:
@@ -122,4 +129,6 @@ def train(
         print(json.dumps({"run": str(run.folder), **as_dict(summarise(run))}))
     else:
         display.show_summaries([summarise(run)])
-        print(f"run: {run.folder}\nnext: skipless generate {run.folder} --prompt '{cfg.train.sample_prompt}'")
+        use = f"generate {run.folder} --prompt '{cfg.train.sample_prompt}'"
+        use = f"finetune {run.folder} --glue-dir DIR" if cfg.task == "masked" else use
+        print(f"run: {run.folder}\nnext: skipless {use}")

@@ -2,13 +2,19 @@
 
 import json
 import sys
+from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skipless.cli.frame import MAX_SEED, CacheOption, JsonOption, RunArgument, app
 from skipless.errors import UserError
+
+if TYPE_CHECKING:
+    from skipless.experiments.outcome import Finding
+    from skipless.runs import Run
 
 
 @app.command()
@@ -19,38 +25,67 @@ def evaluate(
     ] = None,
     rows: Annotated[int | None, typer.Option(help="Sequences, spread evenly; all if not given.", min=1)] = None,
     which: Annotated[str, typer.Option(help="Checkpoint: last or best.")] = "last",
+    tasks: Annotated[
+        str | None, typer.Option(help="Tasks of lm-evaluation-harness, with commas between; python_next_line is here.")
+    ] = None,
+    task_path: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
+    limit: Annotated[int | None, typer.Option(help="Items of each task; all if not given.", min=1)] = None,
     cache_dir: CacheOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Loss, perplexity and bits per byte of a trained model on held-out text or on any source.
+    """Loss, perplexity and bits per byte of a trained model on held-out text or on any source; or scores on tasks.
+
+    With `--tasks` RUN may also be an exported model.
 
     Examples:
 
     - `skipless evaluate runs/baseline`
 
     - `skipless evaluate runs/baseline --source 'files:src/**/*.py' --json`
+
+    - `skipless evaluate runs/baseline --tasks python_next_line`
     """
     if which not in ("last", "best"):
         raise UserError(f"--which takes last or best, got {which!r}")
+    if tasks is not None:
+        if source is not None or rows is not None:
+            raise UserError("--source and --rows are for text; --tasks has --limit")
+        _evaluate_tasks(run, tasks, task_path, limit, which, as_json=as_json)
+        return
+    if task_path is not None or limit is not None:
+        raise UserError("--task-path and --limit go with --tasks")
     from dataclasses import asdict
 
     from skipless import display
     from skipless.data import prepare
     from skipless.evaluate import evaluate as measure
-    from skipless.runs import find_run, load
+    from skipless.runs import choose_checkpoint, find_run, is_export, load_checkpoint
 
+    if is_export(Path(run)):
+        raise UserError(f"{run!r} is an export, which does not know its held-out text; evaluate it with --tasks")
     found = find_run(run)
     cfg = found.config()
     data = cfg.data
     if source:
         data = data.replace(source=source, valid_source=None, valid_fraction=0.0, tokenizer=str(found.tokenizer_file))
-    model = load(found.folder, which=which)
+    model = load_checkpoint(found, choose_checkpoint(found, which))
     corpus = prepare(data, cache_dir=cache_dir)
     result = measure(model, cfg, corpus, tokens=corpus.train if source else corpus.valid, max_rows=rows)
     if as_json:
         print(json.dumps({"run": str(found.folder), "source": data.source, **asdict(result)}))
     else:
         display.show_evaluation(found.name, source or "held-out part of " + data.source, result)
+
+
+def _evaluate_tasks(
+    run: str, tasks: str, task_path: Path | None, limit: int | None, which: str, *, as_json: bool
+) -> None:
+    from skipless import display
+    from skipless.harness import evaluate_tasks
+
+    names = [name.strip() for name in tasks.split(",") if name.strip()]
+    scores = evaluate_tasks(run, names, task_path=task_path, limit=limit, which=which)
+    print(json.dumps({"run": run, "tasks": scores})) if as_json else display.show_scores(run, scores)
 
 
 def _read_text(path: Path | None) -> str:
@@ -87,7 +122,7 @@ def generate(
     cache: Annotated[str, typer.Option(help="What is remembered: auto, kv, kx, or x (half the memory).")] = "auto",
     as_json: JsonOption = False,
 ) -> None:
-    """Write text with a trained causal model, token by token as it comes.
+    """Write text with a trained causal model, token by token as it comes. RUN may also be an exported model.
 
     Examples:
 
@@ -125,32 +160,83 @@ def generate(
         print(f"{speed:,.0f} tokens/s", file=sys.stderr)
 
 
+def _find_all(names: list[str], scale: str, folder: Path) -> tuple[list["Finding"], list["Run"]]:
+    """What was asked for: an experiment's id, or a run by name or path."""
+    from skipless.runs import find_run
+
+    findings, runs = [], []
+    for name in names:
+        if name in _experiments():
+            from skipless.experiments.figures import find  # pyrefly: ignore
+
+            findings.append(find(name, scale, folder))
+        else:
+            runs.append(find_run(name))
+    return findings, runs
+
+
+def _experiments() -> Collection[str]:
+    """The ids of the experiments."""
+    if find_spec("skipless.experiments.figures") is None:
+        return ()
+    from skipless.experiments.figures import EXPERIMENTS  # pyrefly: ignore
+
+    return EXPERIMENTS
+
+
 @app.command()
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs to set side by side.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN|EXPERIMENT...", help="Runs to set side by side, or experiments.")
+    ],
+    page: Annotated[Path | None, typer.Option(help="Write all of it into this HTML file, which works offline.")] = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="With --page: also each plot as PNG, SVG and CSV, in folders beside it.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the losses into this file (PNG, SVG, PDF).")] = None,
     samples: Annotated[bool, typer.Option("--samples", help="Show the last sample of each run.")] = False,
+    scale: Annotated[str, typer.Option(help="Of the experiments: laptop or paper.")] = "laptop",
+    folder: Annotated[Path, typer.Option("--runs", help="Folder of the experiments' runs.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Set runs side by side: parameters, losses, speed; a plot of the losses; samples.
+    """Set runs side by side, or show what experiments found: tables, plots, samples, and all of it as a page.
 
     Examples:
 
     - `skipless report runs/baseline runs/simpler --plot losses.png --samples`
+
+    - `skipless report fig2 fig5 --page report.html --files`
     """
     from skipless import display
-    from skipless.experiments.report import as_dict, plot_losses, summarise
-    from skipless.runs import find_run
+    from skipless.experiments.page import check_page, files_folder, with_others, write_page
+    from skipless.experiments.plots import draw_losses, save_plots
+    from skipless.experiments.report import as_dict, finding_dict, summarise
 
-    found = [find_run(run) for run in runs]
     if plot:
         display.check_plot(plot)
-        plot_losses(found, plot)
-    if as_json:
-        print(json.dumps({"runs": [as_dict(summarise(run)) for run in found]}))
-        return
-    display.show_summaries([summarise(run) for run in found])
-    if samples:
-        display.show_samples(found)
+    if page:
+        check_page(page)
+    elif files:
+        raise UserError("--files lays the plots beside a page: give --page as well")
+    findings, runs = _find_all(names, scale, folder)
+    behind = [run for finding in findings for run in finding.runs if run.exists]
+    everything = list({run.folder: run for run in [*behind, *runs]}.values())
     if plot:
-        print(f"plot: {plot}")
+        draw_losses(everything, plot)
+    if page:
+        for finding in with_others(findings, runs) if files else ():
+            save_plots(finding, files_folder(page, finding))
+        write_page(findings, runs, page)
+    summaries = [summarise(run) for run in everything]
+    if as_json:
+        found = {"findings": list(map(finding_dict, findings))} if findings else {}
+        print(json.dumps({"runs": list(map(as_dict, summaries)), **found}))
+        return
+    if findings:
+        display.show_findings(findings)
+    display.show_summaries(summaries)
+    if samples:
+        display.show_samples(everything)
+    for what, path in {"plot": plot, "page": page}.items():
+        if path:
+            print(f"{what}: {path}")

@@ -1,0 +1,304 @@
+"""Exports: opened in other processes, with and without this package; never half written."""
+
+import ast
+import json
+import re
+import subprocess
+import sys
+from pathlib import Path
+
+import onnxruntime
+import pytest
+import torch
+from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers.dynamic_module_utils import get_relative_import_files
+
+import skipless
+from skipless.cli import run as skipless_command
+from skipless.export import export_model, export_run, onnx_error, onnx_inputs
+from skipless.generate import Sampling, sample_text
+from skipless.hf.bundle import AUTO_MAP, remote_code
+from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
+from tests.nn.test_fast_is_explicit import disturbed
+
+SIZE = {"n_layer": 1, "d_model": 16, "n_head": 2, "vocab_size": 30, "max_seq_len": 24}
+
+
+def small(kind=CausalLM, *more, **changes):
+    return disturbed(kind(skipless.ModelConfig(**{**SIZE, **changes}), *more), 0.2).eval()
+
+
+# ------------------------------------------------------------------------- in another process
+
+
+@pytest.mark.parametrize("how", ["registered", "remote"])
+def test_opened_in_a_new_process(how, exported, run_folder, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    monkeypatch.setenv("HF_HUB_OFFLINE", "1")
+    script = Path(__file__).with_name("opening.py")
+    done = subprocess.run([sys.executable, script, exported, how], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr
+    found = json.loads(done.stdout)
+    expected_home = "skipless.hf.modeling" if how == "registered" else "transformers_modules"
+    assert found["module"].startswith(expected_home)
+
+    model = skipless.load(run_folder)
+    prompts = ["def alpha(", "def gamma_sum(beta, delta):\n    return"]
+    mask = torch.tensor(found["mask"]).bool()
+    assert [torch.tensor(row)[real].tolist() for row, real in zip(found["ids"], mask, strict=True)] == [
+        model.tokenizer.encode(prompt) for prompt in prompts
+    ]
+    assert not mask[0, 0]  # padding is on the left
+    with torch.no_grad():
+        logits = model(torch.tensor(found["ids"]), mask)
+    torch.testing.assert_close(torch.tensor(found["logits"])[mask], logits[mask], rtol=1e-5, atol=1e-5)
+
+    texts = found["texts"]
+    for way in ("greedy", "beams", "sampling"):
+        assert texts[f"{way}-dynamic"] == texts[f"{way}-none"]
+        assert texts[f"{way}-static"] == texts[f"{way}-none"]
+    assert len({json.dumps(texts[f"{way}-none"]) for way in ("greedy", "sampling")}) == 2
+    greedy = model.tokenizer.decode(texts["greedy-none"][0])
+    assert sample_text(model, prompts[0], 12, Sampling(temperature=0)) == prompts[0] + greedy
+    assert "".join(found["streamed"]).strip() == greedy.strip()
+    assert len(found["streamed"]) > 3
+
+
+def test_remote_code_says_which_package_is_missing(exported, tmp_path, monkeypatch):
+    monkeypatch.setenv("HF_HOME", str(tmp_path))
+    code = (
+        "import sys; sys.modules['skipless'] = None; import transformers; sys.modules['pydantic'] = None\n"
+        f"transformers.AutoModelForCausalLM.from_pretrained({str(exported)!r}, trust_remote_code=True)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.returncode != 0
+    assert "pydantic" in done.stderr.splitlines()[-1]
+
+
+def test_remote_code_is_whole(exported):
+    """Every file that a file imports is there, and found by transformers, which looks for one form of import only."""
+    bundle = remote_code()
+    for name, source in bundle.items():
+        assert (exported / name).read_text() == source
+        for node in ast.walk(ast.parse(source)):
+            if isinstance(node, ast.ImportFrom) and node.level:
+                needed = [node.module] if node.module else [alias.name for alias in node.names]
+                assert all(f"{module}.py" in bundle for module in needed), (name, needed)
+            elif isinstance(node, ast.Import | ast.ImportFrom):
+                names = [node.module] if isinstance(node, ast.ImportFrom) else [alias.name for alias in node.names]
+                assert not any(name.split(".")[0] == "skipless" for name in names)
+    for reference in AUTO_MAP.values():
+        file, class_name = reference.split(".")
+        assert f"class {class_name}(" in bundle[f"{file}.py"]
+    found = {Path(path).name for path in get_relative_import_files(exported / "modeling_skipless.py")}
+    assert found | {"modeling_skipless.py"} == set(bundle)
+
+
+def test_saved_again_by_either(exported, tmp_path):
+    """What save_pretrained writes opens too, in transformers and here."""
+    model = AutoModelForCausalLM.from_pretrained(exported)
+    model.save_pretrained(tmp_path / "again")
+    ids = torch.randint(100, (2, 7))
+    with torch.no_grad():
+        expected = model(ids).logits
+        torch.testing.assert_close(AutoModelForCausalLM.from_pretrained(tmp_path / "again")(ids).logits, expected)
+        torch.testing.assert_close(skipless.load(tmp_path / "again")(ids), expected)
+
+
+# ---------------------------------------------------------------------------------- the folder
+
+
+def test_card(exported, run_folder):
+    card = (exported / "README.md").read_text()
+    metrics = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
+    loss = [record["valid_loss"] for record in metrics if "valid_loss" in record][-1]
+    parameters = skipless.load(run_folder).num_parameters(trainable_only=False)
+    config = json.loads((run_folder / "config.json").read_text())
+    for part in (
+        "MHA[ (αI + βA − γC) X ]",
+        f"| parameters | {parameters:,} |",
+        f"{loss:.4f}",
+        f"`{config['config']['data']['source']}`",
+        "AutoModelForCausalLM.from_pretrained",
+        "trust_remote_code=True",
+        "pipeline_tag: text-generation",
+    ):
+        assert part in card, part
+
+
+def test_card_of_an_earlier_checkpoint_has_its_metrics(run_folder, tmp_path):
+    from skipless.card import model_card
+    from skipless.runs import Run
+
+    run = Run(run_folder)
+    records = {record["step"]: record["valid_loss"] for record in run.metrics() if "valid_loss" in record}
+    card = model_card(skipless.load(run_folder), "hf", run=run, step=20)
+    assert f"{records[20]:.4f}" in card
+    assert f"{records[40]:.4f}" not in card
+    assert "| steps | 20 |" in card
+
+
+def test_every_card_says_how(exported, tmp_path, monkeypatch, capsys):
+    """The code of a card runs, where it is meant to."""
+    export_model(small(), "onnx", tmp_path / "onnx")
+    for folder in (exported, tmp_path / "onnx"):
+        (code,) = re.findall(r"```python\n(.*?)```", (folder / "README.md").read_text(), flags=re.S)
+        code = code.replace("path/to/this", str(folder)).replace(
+            'Tokenizer.from_file("tokenizer.json")', f'Tokenizer.from_file("{exported}/tokenizer.json")'
+        )
+        code = code.replace('.encode("some text").ids', '.encode("some text").ids[:1]').replace("ids[:1]]", "ids[:1]]")
+        monkeypatch.chdir(folder)
+        exec(compile(code.replace(".ids[:1]", ".ids[:0] + [1, 2]"), "README.md", "exec"), {})  # noqa: S102
+    assert "def " in capsys.readouterr().out
+
+
+def test_tokenizer_is_the_runs(exported, run_folder):
+    theirs, ours = AutoTokenizer.from_pretrained(exported), skipless.load(run_folder).tokenizer
+    for text in ("def f(x):\n    return x", "an <|endoftext|> in the text", "é漢\t \n\n", ""):
+        assert theirs(text)["input_ids"] == ours.encode(text)
+        assert theirs.decode(ours.encode(text)) == ours.decode(ours.encode(text))
+    assert (theirs.eos_token_id, theirs.pad_token_id) == (ours.end_id, ours.pad_id)
+
+
+@pytest.mark.parametrize("to", ["hf", "safetensors"])
+def test_exports_open_here(to, run_folder, tmp_path, capsys):
+    """`skipless.load` and `skipless generate` take them, and write what the run writes."""
+    folder = export_run(run_folder, to, tmp_path / "out", which="best")
+    again, model = skipless.load(folder), skipless.load(run_folder, which="best")
+    ids = torch.randint(100, (2, 9))
+    torch.testing.assert_close(again(ids), model(ids))
+    texts = []
+    for path in (folder, run_folder):
+        assert skipless_command(["generate", str(path), "--prompt", "def ", "--tokens", "8", "--json"]) == 0
+        texts.append(json.loads(capsys.readouterr().out)["texts"])
+    assert texts[0] == texts[1]
+
+
+def test_a_classifier_keeps_its_labels(tmp_path):
+    for to in ("hf", "safetensors"):
+        for labels in (1, 2, 5):
+            model = small(SequenceClassifier, labels)
+            again = skipless.load(export_model(model, to, tmp_path / f"{to}-{labels}"))
+            ids = torch.randint(30, (2, 7))
+            torch.testing.assert_close(again(ids), model(ids))
+            assert again.num_labels == labels
+
+
+def test_nothing_is_replaced_unasked(run_folder, tmp_path, capsys):
+    out = tmp_path / "out"
+    arguments = ["export", str(run_folder), str(out), "--to", "safetensors"]
+    assert skipless_command(arguments) == 0
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    (out / "README.md").write_text("changed")
+    assert skipless_command(arguments) == 2
+    assert "--overwrite" in capsys.readouterr().err
+    assert (out / "README.md").read_text() == "changed"
+    assert skipless_command([*arguments, "--overwrite", "--json"]) == 0
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert json.loads(capsys.readouterr().out)["files"].keys() == before.keys()
+
+    mine = tmp_path / "mine"
+    mine.mkdir()
+    (mine / "thesis.txt").write_text("years of work")
+    assert skipless_command(["export", str(run_folder), str(mine), "--to", "safetensors", "--overwrite"]) == 2
+    assert "not an exported model" in capsys.readouterr().err
+    assert (mine / "thesis.txt").exists()
+    assert skipless_command(["export", str(run_folder), str(run_folder), "--to", "safetensors", "--overwrite"]) == 2
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["mine", "out"]  # and nothing is left beside them
+
+
+def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):
+    out = export_model(small(), "safetensors", tmp_path / "out")
+    before = {path.name: path.read_bytes() for path in out.iterdir()}
+    monkeypatch.setattr("skipless.export.model_card", lambda *_: 1 / 0)
+    for place in (out, tmp_path / "new"):
+        with pytest.raises(ZeroDivisionError):
+            export_model(small(), "safetensors", place, overwrite=True)
+    assert {path.name: path.read_bytes() for path in out.iterdir()} == before
+    assert [path.name for path in tmp_path.iterdir()] == ["out"]
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        (["export", "RUN", "out", "--to", "hff"], "did you mean 'hf'"),
+        (["export", "RUN", "out", "--which", "first"], "last or best"),
+        (["export", "nowhere", "out"], "there is no run"),
+        (["export", "RUN"], "OUT"),
+        (["generate", "EMPTY", "--prompt", "x"], "no .safetensors file"),
+        (["evaluate", "EMPTY"], "--tasks"),
+    ],
+)
+def test_bad_input(arguments, message, run_folder, tmp_path, capsys):
+    (tmp_path / "empty").mkdir()
+    config = {"model_type": "skipless", "architectures": ["SkiplessForCausalLM"]}
+    (tmp_path / "empty" / "config.json").write_text(json.dumps(config))
+    places = {"RUN": str(run_folder), "out": str(tmp_path / "out"), "EMPTY": str(tmp_path / "empty")}
+    assert skipless_command([places.get(argument, argument) for argument in arguments]) == 2
+    err = capsys.readouterr().err
+    assert message in err
+    assert err.count("\n") == 1
+    assert not (tmp_path / "out").exists()
+
+
+def test_damaged_exports(tmp_path):
+    folder = export_model(small(), "safetensors", tmp_path / "out")
+    weights = (folder / "model.safetensors").read_bytes()
+    (folder / "model.safetensors").write_bytes(weights[: len(weights) // 2])
+    with pytest.raises(skipless.UserError, match="cannot be loaded"):
+        skipless.load(folder)
+    (folder / "model.safetensors").write_bytes(weights)
+    config = json.loads((folder / "config.json").read_text())
+    for change, message in (
+        ({"n_layer": 2}, "cannot be loaded"),
+        ({"n_head": 5}, "n_head 5 does not divide"),
+        ({"architectures": ["SkiplessForSpeech"]}, "known: SkiplessForCausalLM"),
+    ):
+        (folder / "config.json").write_text(json.dumps({**config, **change}))
+        with pytest.raises(skipless.UserError, match=message):
+            skipless.load(folder)
+
+
+# ---------------------------------------------------------------------------------------- ONNX
+
+
+def check_onnx(model, folder):
+    """At two batch sizes and two lengths, neither of them the example's, beside the check of the export itself."""
+    path = export_model(model, "onnx", folder) / "model.onnx"
+    session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
+    for batch in (1, 4):
+        for length in (3, 24):
+            inputs = onnx_inputs(model, batch, length, seed=9)
+            (found,) = session.run(None, {name: value.numpy() for name, value in inputs.items()})
+            with torch.no_grad():
+                expected = model(*inputs.values())
+            apart = (torch.from_numpy(found) - expected).abs()
+            if "attention_mask" in inputs and expected.ndim == 3:
+                apart = apart[inputs["attention_mask"].bool()]
+            assert apart.max() < 1e-4
+
+
+@pytest.mark.parametrize("block", ["pre-ln", "sas", "sas-p", "sas-p-nonorm"])
+def test_onnx_is_pytorch(block, tmp_path):
+    check_onnx(small(block=block), tmp_path / "out")
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("positions", ["learned", "alibi", "rotary", "scaled-sinusoidal"])
+@pytest.mark.parametrize("kind", [CausalLM, MaskedLM, SequenceClassifier])
+def test_onnx_of_every_kind(kind, positions, tmp_path):
+    more = (3,) if kind is SequenceClassifier else ()
+    check_onnx(small(kind, *more, block="sas", positions=positions), tmp_path / "out")
+
+
+def test_onnx_that_is_wrong_is_not_exported(tmp_path, monkeypatch):
+    model, other = small(block="sas-p"), small(block="sas-p")
+    path = export_model(model, "onnx", tmp_path / "right") / "model.onnx"
+    assert onnx_error(model, path) < 1e-5
+    with torch.no_grad():
+        other.head_weight.mul_(1.01)
+    assert onnx_error(other, path) > 1e-4
+    monkeypatch.setattr("skipless.export.ONNX_TOLERANCE", -1.0)
+    with pytest.raises(skipless.UserError, match="other logits than PyTorch"):
+        export_model(model, "onnx", tmp_path / "wrong")
+    assert not (tmp_path / "wrong").exists()

@@ -1,0 +1,94 @@
+"""Without the optional packages: everything else works, and each that is missing is named with its command."""
+
+import json
+import subprocess
+import sys
+
+import pytest
+
+OPTIONAL = [
+    "transformers", "accelerate", "peft", "datasets", "onnx", "onnxscript", "onnxruntime", "lm_eval",
+    "matplotlib", "wandb", "trackio", "fastapi", "uvicorn",
+]  # fmt: skip
+
+SCRIPT = """
+import importlib, json, pkgutil, sys
+for name in json.loads(sys.argv[1]):
+    sys.modules[name] = None
+from pathlib import Path
+import torch
+import skipless
+from skipless.cli import run
+
+for module in pkgutil.walk_packages(skipless.__path__, "skipless."):
+    if not module.name.startswith(("skipless.hf.", "skipless.__main__", "skipless.tasks")):
+        importlib.import_module(module.name)
+import skipless.hf
+
+cfg = skipless.ModelConfig(block="sas-p", n_layer=1, d_model=16, n_head=2, vocab_size=300, max_seq_len=32)
+model = skipless.CausalLM(cfg)
+model.loss(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).backward()
+
+from skipless.data.tokenizer import train
+from skipless.export import export_model
+model.tokenizer = train("bpe", lambda: iter(["def f(x): return x"] * 9), vocab_size=280)
+out = export_model(model, "safetensors", Path(sys.argv[2]) / "out")
+assert run(["generate", str(out), "--prompt", "def ", "--tokens", "2", "--json"]) == 0
+messages = {}
+for name, call in {
+    "hf": lambda: skipless.hf.SkiplessForCausalLM,
+    "export hf": lambda: export_model(model, "hf", "never"),
+    "export onnx": lambda: export_model(model, "onnx", "never"),
+}.items():
+    try:
+        call()
+    except skipless.UserError as error:
+        messages[name] = str(error)
+print(json.dumps(messages))
+assert run(["evaluate", str(out), "--tasks", "python_next_line"]) == 2
+assert not Path("never").exists()
+"""
+
+
+@pytest.fixture(scope="module")
+def bare(tmp_path_factory):
+    """What a process says that has none of them."""
+    folder = tmp_path_factory.mktemp("bare")
+    done = subprocess.run(
+        [sys.executable, "-c", SCRIPT, json.dumps(OPTIONAL), str(folder)], capture_output=True, text=True
+    )
+    assert done.returncode == 0, done.stderr
+    return json.loads(done.stdout.splitlines()[-1]), done.stderr
+
+
+@pytest.mark.parametrize(
+    ("what", "package", "extra"),
+    [("hf", "transformers", "hf"), ("export hf", "transformers", "hf"), ("export onnx", "onnx", "onnx")],
+)
+def test_a_missing_package_is_named_with_its_command(bare, what, package, extra):
+    message = bare[0][what]
+    assert message.count("\n") == 0
+    assert f"needs {package}, which is not installed: pip install 'skipless[{extra}]'" in message
+
+
+def test_a_missing_package_is_one_line_on_the_command_line(bare):
+    lines = [line for line in bare[1].splitlines() if line.startswith("skipless: ")]
+    assert len(lines) == 1
+    assert "needs lm_eval, which is not installed: pip install 'skipless[eval]'" in lines[0]
+    assert "Traceback" not in bare[1]
+
+
+@pytest.mark.parametrize("first", ["skipless", "transformers"])
+def test_the_auto_classes_know_the_models_whichever_is_imported_first(first):
+    """And importing skipless alone imports neither torch nor transformers."""
+    second = {"skipless": "transformers", "transformers": "skipless"}[first]
+    early = "assert 'torch' not in sys.modules and 'transformers' not in sys.modules" if first == "skipless" else ""
+    code = (
+        f"import sys\nimport {first}\n{early}\n"
+        "from transformers import PreTrainedModel, GPT2LMHeadModel, Trainer, AutoConfig, AutoModelForCausalLM\n"
+        f"import {second}\n"
+        "config = AutoConfig.for_model('skipless', n_layer=1, d_model=8, n_head=2, vocab_size=9)\n"
+        "print(type(AutoModelForCausalLM.from_config(config)).__name__)"
+    )
+    done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True)
+    assert done.stdout.strip() == "SkiplessForCausalLM", done.stderr
