@@ -11,9 +11,9 @@ Every method that talks has to be called by every process at the same point; its
 """
 
 import gc
-import itertools
 import json
 import os
+import secrets
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import AbstractContextManager, contextmanager, nullcontext
@@ -534,8 +534,6 @@ class _Viewed(Mapping[str, Tensor]):
         return len(self.named)
 
 
-_MEETINGS = itertools.count()
-
 KINDS: dict[str, type[Replicated] | type[Sharded]] = {"ddp": Replicated, "fsdp": Sharded}
 
 
@@ -555,19 +553,53 @@ def join(cfg: ParallelConfig, device: str = "auto") -> Iterator[Group]:
         return
     import torch.distributed as dist
 
-    limit = timedelta(seconds=cfg.timeout)
     store, rank, size = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"skipless/{next(_MEETINGS)}", store)  # nothing is left in it of an earlier training
+    store = dist.PrefixStore(f"skipless/{_meet(store, rank, size, cfg.timeout)}", store)
     # Numbers and JSON go by gloo, from the CPU, whatever weights go by. A device that is wrong is said later, by all.
     found = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
     others = "" if found is None else f",{found.type}:{dist.get_default_backend_for_device(found.type)}"
-    backend = f"cpu:gloo{others}"
-    dist.init_process_group(backend, store=store, rank=rank, world_size=size, timeout=limit)
+    limit = timedelta(seconds=cfg.timeout)
+    try:
+        dist.init_process_group(f"cpu:gloo{others}", store=store, rank=rank, world_size=size, timeout=limit)
+    except RuntimeError as error:
+        raise LostRank(f"the {size} processes cannot reach each other: {error}", loud=rank == 0) from error
     group = KINDS[cfg.kind](cfg, store, rank, size)
     with group.guarded():
         yield group
     group.leave()
     dist.destroy_process_group()  # not after an error: it could wait for those who are no longer there
+
+
+def _meet(store: "Store", rank: int, size: int, timeout: float) -> str:
+    """All: a word that only those who meet now know.
+
+    torchrun keeps its store when it starts processes again, with the addresses of those that are gone in it, and its
+    count of restarts may differ between machines. So the first process offers a word, and each of the others has to
+    take it up and be seen; what earlier ones left fits no offer of now.
+    """
+    own, end = secrets.token_hex(8), time.monotonic() + timeout
+    missing = set(range(1, size))
+    if rank == 0:
+        store.set("skipless/offer", own)
+    while missing if rank == 0 else not store.check([f"skipless/seen/{own}"]):
+        if rank == 0:
+            missing -= {other for other in missing if _took(store, other, own)}
+        elif store.check(["skipless/offer"]):
+            store.set(f"skipless/taken/{rank}", f"{store.get('skipless/offer').decode()} {own}")
+        if time.monotonic() > end:
+            who = ", ".join(map(str, sorted(missing))) if rank == 0 else "0"
+            raise LostRank(f"at the start: rank {who} did not come within {timeout:g} s", loud=rank < 2)
+        time.sleep(POLL)
+    return own if rank == 0 else store.get(f"skipless/seen/{own}").decode()
+
+
+def _took(store: "Store", rank: int, offered: str) -> bool:
+    """Whether a process has taken up the first one's offer; it is then told that it was seen."""
+    key = f"skipless/taken/{rank}"
+    word, _, other = store.get(key).decode().partition(" ") if store.check([key]) else ("", "", "")
+    if word == offered:
+        store.set(f"skipless/seen/{other}", offered)
+    return word == offered
 
 
 def _new_group(ranks: Sequence[int], timeout: float) -> Any:

@@ -10,6 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from skipless.atomic import write_json
+
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(Path(__file__).parent / "no_pickle"), str(ROOT)])
 ENVIRONMENT = {
@@ -25,16 +27,33 @@ def torchrun(size: int, *arguments: str) -> list[str]:
     return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *arguments]
 
 
-def run_tasks(folder: Path, size: int, tasks: list) -> list:
-    """What the first process found for each task; every process has to have found as many."""
-    folder.mkdir(parents=True, exist_ok=True)
-    (folder / "tasks.json").write_text(json.dumps(tasks))
-    command = torchrun(size, "-m", "tests.parallel.worker", str(folder / "tasks.json"), str(folder / "found.json"))
-    done = subprocess.run(command, cwd=ROOT, env=ENVIRONMENT, capture_output=True, text=True, timeout=5400, check=False)
-    assert done.returncode == 0, done.stderr[-6000:]
-    found = [json.loads((folder / f"found.json.{rank}").read_text()) for rank in range(size)]
-    assert all(len(one) == len(tasks) for one in found)
-    return found[0]
+class Crew:
+    """Processes that wait for tasks of `worker.py`, for to start them takes longer than most tasks do."""
+
+    def __init__(self, folder: Path, size: int) -> None:
+        self.folder, self.size, self.asked = folder, size, 0
+        self.log = (folder / "log.txt").open("w+")
+        command = torchrun(size, "-m", "tests.parallel.worker", str(folder), str(os.getpid()))
+        self.process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=self.log, stderr=subprocess.STDOUT)
+
+    def do(self, tasks: list) -> list:
+        """What the first process found for each task; every process has to have done all of them."""
+        found = [self.folder / f"found-{self.asked}-{rank}.json" for rank in range(self.size)]
+        write_json(self.folder / f"tasks-{self.asked}.json", tasks)
+        self.asked += 1
+        end = time.monotonic() + 5400
+        while not all(path.exists() for path in found):
+            assert self.process.poll() is None, (self.folder / "log.txt").read_text()[-6000:]
+            assert time.monotonic() < end
+            time.sleep(0.05)
+        results = [json.loads(path.read_text()) for path in found]
+        assert all(len(one) == len(tasks) for one in results)
+        return results[0]
+
+    def close(self) -> None:
+        self.process.terminate()
+        self.process.wait()
+        self.log.close()
 
 
 class Launched:

@@ -9,7 +9,6 @@ import skipless
 from skipless.config import RunConfig
 from skipless.runs import Run
 from skipless.train import train
-from tests.parallel.launch import run_tasks
 from tests.train.tiny import Stop, newest, records, stop_at, tiny
 
 STEPS, HALF = 20, 10
@@ -82,13 +81,13 @@ def task(configured, cache_dir, parallel, folder, **more):
     return ("train", {"cfg": cfg, "cache_dir": str(cache_dir), "folder": str(folder), **more})
 
 
-def test_saved_under_any_number_resumed_under_any_other(tmp_path, configured, reference, cache_dir):
+def test_saved_under_any_number_resumed_under_any_other(tmp_path, run_tasks, configured, reference, cache_dir):
     stop = {"stop_rank": 1, "stop_step": HALF}  # one of them gets SIGTERM, and all save together
     saved = {"ddp": DDP, "fsdp": FSDP, "sharded": SHARDED}
     tasks = [task(configured, cache_dir, saved[name], tmp_path / name, **stop) for name in saved]
     from_one = copied(reference / "half", "from-one-by-two")
     tasks.append(task(configured, cache_dir, SHARDED, from_one, resume=True))
-    for message in run_tasks(tmp_path / "by-two", 2, tasks)[: len(saved)]:
+    for message in run_tasks(2, tasks)[: len(saved)]:
         assert message == f"Interrupted: SIGTERM: saved at step {HALF}; go on with --resume auto"
     assert_as_reference(from_one, reference)
     assert len(list(newest(tmp_path / "sharded").glob("model-*.safetensors"))) == 2
@@ -100,7 +99,7 @@ def test_saved_under_any_number_resumed_under_any_other(tmp_path, configured, re
         for name in saved
     ]
     tasks.append(task(configured, cache_dir, HYBRID, tmp_path / "four", **stop))
-    run_tasks(tmp_path / "by-four", 4, tasks)
+    run_tasks(4, tasks)
 
     for name in (*saved, "four"):
         assert losses(tmp_path / name)[-1][0] == HALF
@@ -110,7 +109,7 @@ def test_saved_under_any_number_resumed_under_any_other(tmp_path, configured, re
         assert_as_reference(tmp_path / f"{name}-by-four", reference)
 
 
-def test_what_differs_or_breaks_between_processes_is_said(tmp_path, configured, cache_dir, source):
+def test_what_differs_or_breaks_between_processes_is_said(tmp_path, run_tasks, configured, cache_dir, source):
     other_text = tmp_path / "text"
     shutil.copytree(source.removeprefix("files:").removesuffix("/*.py"), other_text)
     (other_text / "more.py").write_text("def more(x):\n    return x\n" * 50)
@@ -122,7 +121,6 @@ def test_what_differs_or_breaks_between_processes_is_said(tmp_path, configured, 
         for name in ("blocks.1.mlp.up.weight", "embedding.weight")
     ]
     found = run_tasks(
-        tmp_path / "tasks",
         2,
         [
             ("train", {"cfg": cfg, **where, "other": {"train.lr": 0.25}}),

@@ -27,10 +27,17 @@ KINDS = {"ddp": {"kind": "ddp"}, "sharded": {"kind": "fsdp", "checkpoint": "shar
 
 
 @pytest.fixture
-def arguments(tmp_path, source, cache_dir):
-    def make(name, parallel, *more, **changes):
-        cfg = tiny(source, OFTEN).merge({"parallel": parallel}).merge(changes)
-        file = write_config(tmp_path / f"{name}.yaml", cfg)
+def configured(source):
+    def make(parallel, **train):
+        return tiny(source, OFTEN).merge({"parallel": parallel, "train": train})
+
+    return make
+
+
+@pytest.fixture
+def arguments(tmp_path, configured, cache_dir):
+    def make(name, parallel, *more, **train):
+        file = write_config(tmp_path / f"{name}.yaml", configured(parallel, **train))
         where = ["--runs", str(tmp_path / "runs"), "--cache-dir", str(cache_dir)]
         return ["train", "--config", str(file), "--name", name, *where, "--track", "none", *more]
 
@@ -60,58 +67,77 @@ def kill_again_and_again(launched, folder, kills: int, seed: int) -> list[int]:
     return steps
 
 
-def kill_and_compare(tmp_path, arguments, kind: str, kills: int, steps: int) -> None:
-    options, changes = KINDS[kind], {"train": {"steps": steps}}
-    reference = Launched(tmp_path / "reference", 2, arguments("reference", options, **changes))
-    assert reference.wait() == 0, reference.text[-4000:]
-    command = arguments("killed", options, **changes)
-    launched = Launched(tmp_path / "killed", 2, command, "--max-restarts", str(kills + 2))
-    folder = tmp_path / "runs" / "killed"
-    killed = kill_again_and_again(launched, folder, kills, seed=kills)
-    assert launched.wait(1200) == 0, launched.text[-4000:]
-    assert launched.text.count("going on from step") >= kills - (killed[0] < 0)
-    assert_same_run(folder, tmp_path / "runs" / "reference")
-    assert not [name for name in names(folder) if name.startswith(STAGING_PREFIX)]
+@pytest.fixture
+def kill_and_compare(tmp_path, run_tasks, configured, arguments, cache_dir):
+    def look(kind: str, kills: int, steps: int) -> None:
+        """A run that is killed again and again, beside one of as many ranks that is left alone."""
+        folder, reference = tmp_path / "runs" / "killed", tmp_path / "runs" / "reference"
+        cfg = configured(KINDS[kind], steps=steps).model_dump(mode="json")
+        run_tasks(2, [("train", {"cfg": cfg, "cache_dir": str(cache_dir), "folder": str(reference)})])
+        command = arguments("killed", KINDS[kind], steps=steps)
+        launched = Launched(tmp_path / "killed", 2, command, "--max-restarts", str(kills))
+        killed = kill_again_and_again(launched, folder, kills, seed=kills)
+        assert launched.wait(1200) == 0, launched.text[-4000:]
+        assert launched.text.count("going on from step") >= kills - (killed[0] < 0)
+        assert_same_run(folder, reference)
+        assert not [name for name in names(folder) if name.startswith(STAGING_PREFIX)]
+
+    return look
 
 
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_survives_the_killing_of_ranks(tmp_path, arguments, kind):
-    kill_and_compare(tmp_path, arguments, kind, kills=2, steps=STEPS)
+def test_a_run_survives_the_killing_of_a_rank(kill_and_compare, kind):
+    kill_and_compare(kind, kills=1, steps=STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", KINDS)
-def test_a_run_survives_ten_kills(tmp_path, arguments, kind):
-    kill_and_compare(tmp_path, arguments, kind, kills=10, steps=3 * STEPS)
+def test_a_run_survives_ten_kills(kill_and_compare, kind):
+    kill_and_compare(kind, kills=10, steps=3 * STEPS)
 
 
 def test_a_signal_to_one_rank_saves_and_one_that_hangs_is_named(tmp_path, arguments):
-    """SIGTERM to the second rank ends all; the run then goes on until the second rank stops answering."""
+    """SIGTERM to the second rank ends all; started again, they go on until the second rank stops answering."""
     folder = tmp_path / "runs" / "asked"
-    launched = Launched(tmp_path / "first", 2, arguments("asked", KINDS["ddp"], train={"steps": 10**6}))
+    command = arguments("asked", {"kind": "ddp", "timeout": 8}, steps=10**6)
+    launched = Launched(tmp_path, 2, command, "--max-restarts", "1")
     launched.wait_until(lambda: newest_step(folder) >= 4)
     launched.send(1, signal.SIGTERM)
-    assert launched.wait() != 0
+    launched.wait_until(lambda: said(launched.text))
     (line,) = said(launched.text)
     step = int(re.fullmatch(r"skipless: SIGTERM: saved at step (\d+); go on with --resume auto", line)[1])
-    assert newest_step(folder) == step
-    assert not any(name.startswith(STAGING_PREFIX) for name in names(folder))
+    launched.wait_until(lambda: f"going on from step {step}\n" in launched.text)
 
-    patience = {"kind": "ddp", "timeout": 8}
-    command = arguments("asked", patience, "--resume", "auto", train={"steps": 10**6})
-    launched = Launched(tmp_path / "second", 2, command)
     launched.wait_until(lambda: newest_step(folder) > step)
     before = newest_step(folder)
     launched.send(1, signal.SIGSTOP)
     start = time.monotonic()
-    launched.wait_until(lambda: said(launched.text), timeout=300)
+    launched.wait_until(lambda: len(said(launched.text)) > 1, timeout=300)
     assert time.monotonic() - start > 4
-    (line,) = said(launched.text)
+    line = said(launched.text)[-1]
     pattern = r"skipless: step \d+: rank 1 did not answer within 8 s; the last checkpoint is intact"
     assert re.fullmatch(pattern, line), line
     launched.send(1, signal.SIGKILL)  # else torchrun gives it half a minute
     assert launched.wait() != 0
     assert newest_step(folder) >= before
+    assert Run(folder).checkpoints().latest_valid()[1] == []
+    assert not any(name.startswith(STAGING_PREFIX) for name in names(folder))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("rank", [0, 1, None])
+def test_a_signal_to_any_rank_or_to_torchrun_saves_all(tmp_path, arguments, rank):
+    folder = tmp_path / "runs" / "asked"
+    launched = Launched(tmp_path, 2, arguments("asked", KINDS["sharded"], steps=10**6))
+    launched.wait_until(lambda: newest_step(folder) >= 4)
+    if rank is None:
+        launched.process.send_signal(signal.SIGTERM)
+    else:
+        launched.send(rank, signal.SIGTERM)
+    assert launched.wait() != 0
+    (line,) = said(launched.text)
+    step = int(re.fullmatch(r"skipless: SIGTERM: saved at step (\d+); go on with --resume auto", line)[1])
+    assert newest_step(folder) == step
     assert Run(folder).checkpoints().latest_valid()[1] == []
 
 

@@ -8,7 +8,6 @@ import pytest
 from skipless import ModelConfig, cli
 from skipless.config import ParallelConfig
 from skipless.inspect import plan, training_memory
-from tests.parallel.launch import run_tasks
 from tests.train.tiny import tiny
 
 SMALL = {"model.n_layer": 4, "model.d_model": 64, "model.n_head": 4, "train.batch_size": 8}
@@ -49,10 +48,10 @@ def assert_memory_as_planned(found, name):
     assert found["peak"] == pytest.approx(planned["total"], rel=0.15), (name, found)
 
 
-def test_communication_and_memory_are_as_planned(tmp_path, task):
+def test_communication_and_memory_are_as_planned(run_tasks, task):
     tasks = [task("communication", way, {"model.block": "sas"}) for way in WAYS.values()]
     tasks += [task("memory", WAYS[name], LARGE) for name in MEASURED]
-    *sent, one, two, three = run_tasks(tmp_path, 2, tasks)
+    *sent, one, two, three = run_tasks(2, tasks)
     for name, found in zip(WAYS, sent, strict=True):
         assert_as_planned(found, name)
     for name, found in zip(MEASURED, (one, two, three), strict=True):
@@ -60,19 +59,19 @@ def test_communication_and_memory_are_as_planned(tmp_path, task):
 
 
 @pytest.mark.slow
-def test_the_plans_of_all_ways(tmp_path, task):
+def test_the_plans_of_all_ways(run_tasks, task):
     blocks = ("pre-ln", "sas-p", "sas-p-nonorm")
     tasks = [task("communication", way, {"model.block": block}) for way in WAYS.values() for block in blocks]
-    found = run_tasks(tmp_path, 2, tasks + [task("memory", way, LARGE) for way in WAYS.values()])
+    found = run_tasks(2, tasks + [task("memory", way, LARGE) for way in WAYS.values()])
     for name, one in zip([name for name in WAYS for _ in blocks], found, strict=False):
         assert_as_planned(one, name)
     for name, one in zip(WAYS, found[len(tasks) :], strict=True):
         assert_memory_as_planned(one, name)
 
 
-def test_communication_of_a_hybrid_is_as_planned(tmp_path, task):
+def test_communication_of_a_hybrid_is_as_planned(run_tasks, task):
     way = {"parallel": {"kind": "fsdp", "replicas": 2}}
-    (found,) = run_tasks(tmp_path, 4, [task("communication", way, {"model.block": "sas"})])
+    (found,) = run_tasks(4, [task("communication", way, {"model.block": "sas"})])
     assert found["planned"]["gradients of copies"] > 0
     assert_as_planned(found, "hybrid")
 

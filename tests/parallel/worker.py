@@ -1,17 +1,19 @@
-"""What the processes of a test do: torchrun starts this with a file of tasks and a file for what the first one found.
+"""What the processes of tests do: torchrun starts this once with a folder in which tasks are asked for.
 
-    torchrun --nproc-per-node 2 -m tests.parallel.worker tasks.json found.json
+    torchrun --nproc-per-node 2 -m tests.parallel.worker FOLDER PROCESS
 
 Each task is a function of this file with its arguments. A task that raises a UserError or is interrupted has its
 message for a result.
 """
 
 import gc
+import itertools
 import json
 import os
 import pickle
 import signal
 import sys
+import time
 from pathlib import Path
 
 import torch
@@ -19,6 +21,7 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
+from skipless.atomic import write_json
 from skipless.config import RunConfig
 from skipless.data import prepare
 from skipless.errors import UserError
@@ -80,7 +83,7 @@ def poison(cfg, cache_dir, parameter):
         trainer = trainer_of(cfg, cache_dir, group)
         named = {name: p for p, name in trainer.names.items()}
         with torch.no_grad():
-            group.local(named[parameter]).flatten()[-1:] = float("nan")
+            group.local(named[parameter]).fill_(float("nan"))
         trainer.step()
 
 
@@ -156,18 +159,29 @@ def memory(cfg, cache_dir):
         return {"kept": kept, "peak": resident() - before, "planned": trainer.planned.memory}
 
 
-def main(tasks, found):
-    results = []
-    for name, arguments in json.loads(Path(tasks).read_text()):
-        try:
-            results.append(globals()[name](**arguments))
-        except (UserError, Interrupted, NonFinite) as error:
-            results.append(f"{type(error).__name__}: {error}")
-            error.__traceback__ = None
-            gc.collect()  # what the frames of the error held of the group
-            if dist.is_initialized():
-                dist.destroy_process_group()
-    Path(f"{found}.{RANK}").write_text(json.dumps(results))
+def do(task):
+    """What a task returns, or the message of what it raised."""
+    name, arguments = task
+    try:
+        return globals()[name](**arguments)
+    except (UserError, Interrupted, NonFinite) as error:
+        error.__traceback__ = None
+        gc.collect()  # what the frames of the error held of the group
+        if dist.is_initialized():
+            dist.destroy_process_group()
+        return f"{type(error).__name__}: {error}"
+
+
+def main(folder, parent):
+    """Do what is asked in `tasks-0.json`, `tasks-1.json`, …, until the process that asks has ended."""
+    for number in itertools.count():
+        asked = Path(folder, f"tasks-{number}.json")
+        while not asked.exists():
+            if not Path("/proc", parent).exists():
+                return
+            time.sleep(0.05)
+        results = [do(task) for task in json.loads(asked.read_text())]
+        write_json(Path(folder, f"found-{number}-{RANK}.json"), results)
 
 
 if __name__ == "__main__":
