@@ -1,11 +1,12 @@
 """Many equal workers as one Slurm array: each runs the same command and takes its work from a folder all of them see.
 
     python examples/slurm_workers.py --workers 16 --gpus 1 --minutes 720 --partition gpu -- \\
-        skipless sweep ... --storage /shared/sweep
+        skipless sweep --over train.lr=1e-3,2e-3,4e-3 --folder /shared/lr --runs /shared/runs
 
-`skipless sweep` and `skipless reproduce` are made for that: whoever is free takes the next piece of work from the
-shared folder, and what a killed worker had begun is gone on with by another. A worker that Slurm ends because its time
-is up or somebody more important came is queued again by submitit.
+`skipless sweep` and `skipless reproduce` are made for that: whoever is free takes the next piece of work, a sweep from
+the Optuna journal in its folder, `reproduce` from the runs that nobody holds; what a killed worker had begun is gone on
+with by another. A worker that Slurm ends because its time is up or somebody more important came is queued again by
+submitit.
 
 Needs `pip install 'skipless[slurm]'`. With `--cluster local` the workers are processes of this machine.
 (submitit pickles the command that it gives to Slurm; skipless itself reads and writes no pickle.)

@@ -24,7 +24,8 @@ ENVIRONMENT = {
 
 
 def torchrun(size: int, *arguments: str) -> list[str]:
-    return [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc-per-node", str(size), *arguments]
+    alone = [] if "--nnodes" in arguments else ["--standalone"]
+    return [sys.executable, "-m", "torch.distributed.run", *alone, "--nproc-per-node", str(size), *arguments]
 
 
 class Crew:
