@@ -13,6 +13,7 @@ from torch import Tensor, nn
 
 from skipless.config import ModelConfig
 from skipless.errors import UserError
+from skipless.nn import fast
 from skipless.nn.attention import Attention
 from skipless.nn.blocks import ParallelBlock, SequentialBlock, make_block
 from skipless.nn.cache import Cache, Past, pick_mode
@@ -145,10 +146,13 @@ class _LanguageModel(Transformer):
     def token_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy of (N, d) hidden states against (N,) labels, a chunk of logits at a time."""
         hidden = hidden.to(self.head_weight.dtype)  # under autocast a bfloat16 stream would make a bfloat16 loss
-        # the chunked form makes its gradients by hand, which torch.compile and torch.func cannot trace
-        chunked = hidden.shape[0] > LOSS_ROWS and not torch.compiler.is_compiling()
+        # the chunked forms make their gradients by hand, which torch.compile and torch.func cannot trace
+        chunked, weight, labels = hidden.shape[0] > LOSS_ROWS, self.head_weight, labels.long()
+        if chunked and fast.trains_by_hand(hidden, weight):
+            return fast.cross_entropy(hidden, weight, labels, IGNORED, LOSS_ROWS)
+        chunked = chunked and not torch.compiler.is_compiling()
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_ROWS) if chunked else None
-        return F.linear_cross_entropy(hidden, self.head_weight, labels.long(), ignore_index=IGNORED, options=options)
+        return F.linear_cross_entropy(hidden, weight, labels, ignore_index=IGNORED, options=options)
 
     def _check_labels(self, ids: Tensor, labels: Tensor) -> None:
         if labels.shape != ids.shape:

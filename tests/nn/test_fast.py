@@ -51,6 +51,19 @@ def test_shaped_causal(shape, heads):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
+def test_shaped_causal_beside_another_branch():
+    """The sum of both branches in one go, and its gradients."""
+    v, attended, other, grad = torch.randn(4, 2, 17, 3, 4, dtype=torch.float64).transpose(2, 3)
+    gains = [*torch.randn(3, 3, 1, 1, dtype=torch.float64), torch.randn(1, dtype=torch.float64)]
+    inputs = [tensor.clone().requires_grad_() for tensor in (v, attended, *gains[:3], other, gains[3])]
+    v, attended, alpha, beta, gamma, other, gain = inputs
+    ours = fast.shaped_causal(*inputs)
+    theirs = alpha * v + beta * attended - gamma * Mask(True).mean(v) + gain * other
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
 @pytest.mark.parametrize("shape", SHAPES)
 def test_sum_behind(shape):
     x = torch.randn(*shape, 6, dtype=torch.float64)
@@ -102,6 +115,31 @@ def test_two_terms():
         *(torch.autograd.grad(out, inputs, grad) for out in (fast.two_terms(*inputs), a * x + b * y)), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [3, 4, 100])
+def test_cross_entropy(rows):
+    """Against PyTorch's, with labels that are ignored, a factor from outside, and a second backward."""
+    hidden, weight = torch.randn(8, 5, dtype=torch.float64), 9 * torch.randn(7, 5, dtype=torch.float64)
+    inputs, labels = (hidden.requires_grad_(), weight.requires_grad_()), torch.tensor([0, 6, -100, 3, 3, -100, 1, 2])
+    ours = fast.cross_entropy(*inputs, labels, -100, rows)
+    theirs = F.cross_entropy(hidden @ weight.mT, labels)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for factor in (1.0, 0.25):
+        pair = (torch.autograd.grad(loss * factor, inputs, retain_graph=True) for loss in (ours, theirs))
+        for a, b in zip(*pair, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_cross_entropy_makes_only_the_gradients_that_are_needed():
+    hidden, weight = torch.randn(8, 5, requires_grad=True), torch.randn(7, 5)
+    labels = torch.arange(7).repeat(2)[:8]
+    (ours,) = torch.autograd.grad(fast.cross_entropy(hidden, weight, labels, -100, 4), hidden)
+    (theirs,) = torch.autograd.grad(F.cross_entropy(hidden @ weight.mT, labels), hidden)
+    torch.testing.assert_close(ours, theirs)
+    loss, _, grad_weight = fast._cross_entropy(hidden.detach(), weight, labels, -100, 4, (True, False))
+    assert grad_weight is None
+    assert loss.isfinite()
 
 
 def test_gradients_against_finite_differences():
