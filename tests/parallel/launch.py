@@ -20,6 +20,10 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
     "PYTHONPATH": PATH,
     "MALLOC_MMAP_THRESHOLD_": "65536",  # so that memory can be measured
+    # PyTorch's compiler keeps what it has made as pickles; these switch that off
+    "TORCHINDUCTOR_FX_GRAPH_CACHE": "0",
+    "TORCHINDUCTOR_AUTOGRAD_CACHE": "0",
+    "TORCHINDUCTOR_COMPILE_THREADS": "1",
 }
 
 

@@ -2,6 +2,7 @@
 
 import pytest
 
+from skipless import machine
 from skipless.experiments.recipes import smoke
 from tests.parallel import worker
 from tests.train.tiny import MASKED, tiny
@@ -18,6 +19,8 @@ CASES = {
 CASES["uneven"] = [{"model.block": "sas", "train.batch_size": 6, "train.micro_batch": 1, "train.batch_ramp": 0.5}]
 PLAIN = {"model.block": "sas-p-nonorm", "model.tie_embeddings": False, "train.optimizer": "sgd", "train.lr": 0.3}
 CASES["plain"] = [MASKED, PLAIN]
+# tokens enough that the loss is made chunk by chunk
+CASES["long"] = [{"model.block": "sas-p", "train.batch_size": 40}]
 # Muon rounds to bfloat16 inside, so the last bits of a gradient come out larger
 CASES["muon"] = [{"model.block": "sas", "train.optimizer": "muon", **ACCUMULATE}]
 LOOSE = {"muon": 1e-3}
@@ -29,8 +32,8 @@ WAYS = {
     "hybrid-4": (4, {"parallel": {"kind": "fsdp", "replicas": 2, "reshard": False, "shard_accumulated": True}}),
 }
 FEW = {
-    "ddp-2": ["causal-sas-p", "masked-pre-ln", "plain", "muon"],
-    "fsdp-2": ["causal-sas-p", "masked-pre-ln", "plain", "muon"],
+    "ddp-2": ["causal-sas-p", "masked-pre-ln", "plain", "long", "muon"],
+    "fsdp-2": ["causal-sas-p", "masked-pre-ln", "plain", "long", "muon"],
     "ddp-4": ["masked-pre-ln", "uneven"],
     "hybrid-4": ["causal-sas-p", "uneven"],
 }
@@ -70,10 +73,10 @@ def assert_same(found, expected, name, tolerance):
 
 @pytest.fixture
 def check(run_tasks, configured, cache_dir, alone):
-    def look(way, names):
+    def look(way, names, **train):
         size, parallel = WAYS[way]
         where = {"cache_dir": str(cache_dir), "steps": STEPS}
-        tasks = [("losses", {"cfg": configured(CASES[name], parallel), **where}) for name in names]
+        tasks = [("losses", {"cfg": configured(CASES[name], parallel | {"train": train}), **where}) for name in names]
         *found, guard = run_tasks(size, [*tasks, ("unpickle", {})])
         for name, one in zip(names, found, strict=True):
             assert_same(one, alone(name, CASES[name]), name, LOOSE.get(name, 1e-5))
@@ -91,6 +94,13 @@ def test_losses_do_not_depend_on_the_number_of_processes(check, way):
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_do_not_depend_on_it_for_any_case(check, way):
     check(way, list(CASES))
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("way", ["ddp-2", "fsdp-2"])
+def test_losses_do_not_depend_on_compiling_the_blocks(check, way):
+    assert machine.compiler_problem() is None
+    check(way, ["causal-sas-p", "masked-pre-ln", "plain"], compile="block")
 
 
 def test_processes_are_no_part_of_what_a_run_is():
