@@ -73,13 +73,13 @@ def assert_same(found, expected, name, tolerance):
 
 @pytest.fixture
 def check(run_tasks, configured, cache_dir, alone):
-    def look(way, names, **train):
+    def look(way, names, tolerance=1e-5, **train):
         size, parallel = WAYS[way]
         where = {"cache_dir": str(cache_dir), "steps": STEPS}
         tasks = [("losses", {"cfg": configured(CASES[name], parallel | {"train": train}), **where}) for name in names]
         *found, guard = run_tasks(size, [*tasks, ("unpickle", {})])
         for name, one in zip(names, found, strict=True):
-            assert_same(one, alone(name, CASES[name]), name, LOOSE.get(name, 1e-5))
+            assert_same(one, alone(name, CASES[name]), name, LOOSE.get(name, tolerance))
         assert guard == "a pickle was read or written"  # so it would have been seen in any of the tasks
 
     return look
@@ -100,7 +100,7 @@ def test_losses_do_not_depend_on_it_for_any_case(check, way):
 @pytest.mark.parametrize("way", ["ddp-2", "fsdp-2"])
 def test_losses_do_not_depend_on_compiling_the_blocks(check, way):
     assert machine.compiler_problem() is None
-    check(way, ["causal-sas-p", "masked-pre-ln", "plain"], compile="block")
+    check(way, ["causal-sas-p", "masked-pre-ln", "plain"], tolerance=1e-4, compile="block")
 
 
 def test_processes_are_no_part_of_what_a_run_is():
