@@ -102,7 +102,7 @@ class Launched:
             os.kill(pid, number)
         return pid
 
-    def wait_until(self, condition, timeout: float = 600) -> None:
+    def wait_until(self, condition, timeout: float = 3600) -> None:
         end = time.monotonic() + timeout
         while not condition():
             assert self.process.poll() is None, f"ended with {self.process.returncode} too early:\n{self.text[-4000:]}"
@@ -111,7 +111,7 @@ class Launched:
                 pytest.fail(f"nothing happened within {timeout} s:\n{self.text[-4000:]}")
             time.sleep(0.002)
 
-    def wait(self, timeout: float = 600) -> int:
+    def wait(self, timeout: float = 3600) -> int:
         try:
             return self.process.wait(timeout)
         except subprocess.TimeoutExpired:
