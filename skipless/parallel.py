@@ -415,7 +415,10 @@ class Sharded(Ranks):
 
     def _mesh(self, device: torch.device) -> Any:
         from torch.distributed.device_mesh import DeviceMesh, init_device_mesh
+        from torch.distributed.tensor.debug import _clear_sharding_prop_cache
 
+        # PyTorch takes a mesh of the same ranks for the same mesh, and so would use the groups of an earlier training
+        _clear_sharding_prop_cache()
         if self.cfg.replicas == 1:
             return init_device_mesh(device.type, (self.size,), mesh_dim_names=("shard",))
         ranks = torch.arange(self.size).view(self.cfg.replicas, self.shards)  # neighbours share a model
