@@ -1,6 +1,8 @@
 """Evaluation by lm-evaluation-harness: its tasks, those of a local folder, and the one that ships with this package."""
 
+import sys
 from collections.abc import Sequence
+from contextlib import redirect_stdout
 from importlib.resources import as_file, files
 from pathlib import Path
 from typing import Any
@@ -42,7 +44,8 @@ def evaluate_tasks(
     from skipless.hf import wrap, wrap_tokenizer
 
     tokenizer = wrap_tokenizer(model.tokenizer, model.config.max_seq_len)
-    with as_file(files("skipless").joinpath("tasks")) as shipped, quiet("lm_eval"):
+    # what the harness prints on its way is not the answer
+    with as_file(files("skipless").joinpath("tasks")) as shipped, quiet("lm_eval"), redirect_stdout(sys.stderr):
         manager = _manager(tasks, [shipped, *([] if task_path is None else [task_path])])
         wrapped = wrap(model.to(device))
         harness = HFLM(pretrained=wrapped, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
