@@ -5,7 +5,7 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoConfig,
@@ -119,6 +119,9 @@ def new_cache(model, kind):
     cuts=st.lists(st.integers(1, 14), max_size=4, unique=True).map(sorted),
     gaps=st.sampled_from(["none", "left", "right", "holes"]),
 )
+@example(block="sas", positions="alibi", kind="dynamic", cuts=[6, 7, 9], gaps="right")
+@example(block="sas-p", positions="alibi", kind="static", cuts=[6, 9], gaps="holes")
+@example(block="sas-p", positions="learned", kind="static", cuts=[5, 6], gaps="left")
 def test_a_cache_changes_nothing(block, positions, kind, cuts, gaps):
     """Fed in any pieces, with any padding in the first."""
     model = make(block, positions=positions)
