@@ -22,6 +22,9 @@ from skipless.errors import UserError
 
 STAGING_PREFIX = ".tmp-"
 
+IN_USE = "is in use by"
+"""How a UserError says that another process has the lock."""
+
 
 def to_json(value: Any) -> str:
     """The text that `write_json` writes: sorted keys, one form for one value, and no NaN or infinity."""
@@ -170,7 +173,7 @@ class RunLock:
         except BlockingIOError:
             pid = os.pread(fd, 32, 0).decode(errors="replace").strip()
             holder = f"process {pid}" if pid else "another process"
-            raise UserError(f"{self.path.parent} is in use by {holder}; wait for it to end, or stop it") from None
+            raise UserError(f"{self.path.parent} {IN_USE} {holder}; wait for it to end, or stop it") from None
         except OSError as error:
             raise UserError(f"{self.path} cannot be locked: {error.strerror}") from error
         # One write of a fixed width: a reader in between finds the old number or the new one, never half of one.
@@ -194,6 +197,21 @@ class RunLock:
 
     def __exit__(self, *_: object) -> None:
         self.release()
+
+
+def is_locked(folder: Path | str) -> bool:
+    """Whether some process holds the lock of a folder at this instant."""
+    try:
+        fd = os.open(Path(folder) / ".lock", os.O_RDONLY)
+    except FileNotFoundError:
+        return False
+    try:
+        fcntl.flock(fd, fcntl.LOCK_SH | fcntl.LOCK_NB)
+    except BlockingIOError:
+        return True
+    finally:
+        os.close(fd)
+    return False
 
 
 _held: weakref.WeakSet[RunLock] = weakref.WeakSet()

@@ -1,15 +1,18 @@
 """Speed and memory against the alternatives: interleaved in one process, as ratios of medians with their spread.
 
-Cases take turns, so that whatever else the machine does falls on all of them; the ratio of two cases is the median over
-rounds of the ratio within a round.
+Cases take turns, in one order and then in the other, so that whatever else the machine does falls on all of them. Peak
+memory is taken in processes of their own, a case each (`python -m skipless.bench` is such a process).
 """
 
+import json
 import math
 import statistics
+import subprocess
+import sys
 import time
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from contextlib import nullcontext
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from importlib.util import find_spec
 from typing import Any
 
@@ -19,8 +22,8 @@ from torch import Tensor, nn
 from skipless.config import ModelConfig
 from skipless.errors import MissingExtra
 from skipless.generate import Sampling, generate
-from skipless.inspect import flops_per_token, saved_bytes
-from skipless.machine import matmul_speed, pick_device
+from skipless.inspect import flops_per_token
+from skipless.machine import matmul_speed, peak_bytes, pick_device, wait
 from skipless.nn import CausalLM, Mask, explicit_form, make_block
 
 BLOCKS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-nonorm")
@@ -36,28 +39,25 @@ class Row:
     milliseconds: float
     """Median."""
     speedup: dict[str, tuple[float, float, float]]
-    """Against each reference: median, first and third quartile of the ratio within a round."""
+    """Against each reference: ratio of the medians, first and third quartile of the ratio within a round."""
     peak_share: float | None = None
     """Of the machine's speed of matrix products."""
+    peak_bytes: int | None = None
+    """Memory above what the process held before."""
 
 
 def take_turns(cases: Mapping[str, Callable[[], Any]], rounds: int, device: torch.device) -> dict[str, list[float]]:
     """Seconds of each case in each round; the first round warms up and does not count."""
     times: dict[str, list[float]] = {name: [] for name in cases}
     for number in range(rounds + 1):
-        for name, case in cases.items():
-            _wait(device)
+        for name, case in list(cases.items())[:: 1 if number % 2 else -1]:
+            wait(device)
             start = time.perf_counter()
             case()
-            _wait(device)
+            wait(device)
             if number:
                 times[name].append(time.perf_counter() - start)
     return times
-
-
-def _wait(device: torch.device) -> None:
-    if device.type != "cpu":
-        torch.accelerator.synchronize(device)
 
 
 def compare(
@@ -71,7 +71,8 @@ def compare(
             if reference in times:
                 ratios = [theirs / mine for theirs, mine in zip(times[reference], own, strict=True)]
                 quartiles = statistics.quantiles(ratios, n=4) if len(ratios) > 1 else [ratios[0]] * 3
-                speedup[reference] = (quartiles[1], quartiles[0], quartiles[2])
+                ratio = statistics.median(times[reference]) / statistics.median(own)
+                speedup[reference] = (ratio, quartiles[0], quartiles[2])
         median = statistics.median(own)
         share = flops[name] / median / peak if name in flops else None
         rows.append(Row(name, 1e3 * median, speedup, share))
@@ -172,10 +173,11 @@ def _hf_config(shape: Shape, vocab_size: int) -> Any:
         attn_pdrop=0.0,
         bos_token_id=0,
         eos_token_id=None,
+        attn_implementation="sdpa",
     )
 
 
-def bench_blocks(shape: Shape, rounds: int, device: str = "auto", *, explicit: bool = False) -> list[Row]:
+def bench_train(shape: Shape, rounds: int, device: str = "auto", *, explicit: bool = False) -> list[Row]:
     """Forward and backward of a stack of blocks: ours, and Hugging Face's GPT-2 if it is installed."""
     place = pick_device(device)
     names = [*BLOCKS, *(["sas-p" + EXPLICIT] if explicit else [])]
@@ -197,12 +199,28 @@ def _stack_flops(shape: Shape, name: str) -> float:
 
 
 def bench_step(shape: Shape, rounds: int, device: str = "auto", vocab_size: int = 50_000) -> list[Row]:
-    """A whole training step, embedding to AdamW, of our models and of `GPT2LMHeadModel`."""
+    """A whole training step, embedding to AdamW, of our models and of `GPT2LMHeadModel`, with its peak memory."""
     place = pick_device(device)
-    cases = {name: own_step(shape, name, place, vocab_size) for name in ("pre-ln", "sas-p")}
-    if find_spec("transformers"):
-        cases[HF] = hf_step(shape, place, vocab_size)
-    return compare(take_turns(cases, rounds, place), (HF, "pre-ln"), {}, matmul_speed(place, torch.float32))
+    names = ["pre-ln", "sas-p", *([HF] if find_spec("transformers") else [])]
+    peaks = {
+        name: in_child(case="step", name=name, device=str(place), vocab_size=vocab_size, **asdict(shape))
+        for name in names
+    }
+    cases = {name: make_step(shape, name, place, vocab_size) for name in names}
+    flops = {
+        name: flops_per_token(shape.config(name).replace(vocab_size=vocab_size))["training"]
+        * shape.batch
+        * shape.length
+        for name in names
+        if name != HF
+    }
+    rows = compare(take_turns(cases, rounds, place), (HF, "pre-ln"), flops, matmul_speed(place, torch.float32))
+    return [replace(row, peak_bytes=peaks[row.name]) for row in rows]
+
+
+def make_step(shape: Shape, name: str, device: torch.device, vocab_size: int) -> Callable[[], None]:
+    """A training step of one of our models, or of Hugging Face's."""
+    return hf_step(shape, device, vocab_size) if name == HF else own_step(shape, name, device, vocab_size)
 
 
 def own_step(shape: Shape, name: str, device: torch.device, vocab_size: int) -> Callable[[], None]:
@@ -277,39 +295,100 @@ def hf_decode(
     return {f"{HF} ({cache})": run(cache) for cache in ("dynamic", "static")}
 
 
+def bench_caches(
+    shape: Shape, rounds: int, device: str = "auto", *, batch: int = 16, vocab_size: int = 50_000
+) -> list[Row]:
+    """One more token for `batch` sequences that are `shape.length` tokens long already, by what the cache remembers."""
+    place = pick_device(device)
+    ids = torch.randint(vocab_size, (batch, 1), device=place)
+    cases: dict[str, Callable[[], Any]] = {}
+    for name, modes in (("pre-ln", ["kv"]), ("sas-p", ["kx", "x"])):
+        cfg = shape.config(name).replace(vocab_size=vocab_size, max_seq_len=shape.length + 1)
+        model = CausalLM(cfg).to(place).fold()
+        for mode in modes:
+            cases[f"{name} ({mode})"] = next_token(model, ids, mode, shape.length)
+    references = ("pre-ln (kv)", "sas-p (kx)")
+    return compare(take_turns(cases, rounds, place), references, {}, matmul_speed(place, torch.float32))
+
+
+def next_token(model: CausalLM, ids: Tensor, mode: str, length: int) -> Callable[[], None]:
+    """One step of decoding behind `length` tokens; what those are does not matter for the time."""
+    cache = model.new_cache(ids.shape[0], mode=mode)
+    for layer in cache.layers:
+        for tensor in layer.tensors():
+            tensor.normal_()
+
+    def run() -> None:
+        cache.length = length
+        model(ids, cache=cache)
+
+    return run
+
+
 # ------------------------------------------------------------------------------- growth
 
 
-def bench_growth(
-    block: str, lengths: tuple[int, ...], rounds: int, device: str = "auto", d_model: int = 768, n_head: int = 12
-) -> dict[str, Any]:
-    """Time and saved memory of one layer's training step over the sequence length, and their slopes in log-log."""
+def bench_memory(shape: Shape, rounds: int, device: str = "auto", block: str = "sas-p") -> dict[str, Any]:
+    """Time and peak memory of a training step of blocks, over the sequence length for one layer, and over the depth.
+
+    Lengths are 128, 256, … up to the shape's, depths 1, 2, … up to the shape's. The slopes are of lines through the
+    logarithms; that over the length is also taken from 1,024 tokens on, where what does not grow no longer counts.
+    """
     place = pick_device(device)
-    seconds, memory = [], []
-    for length in lengths:
-        shape = Shape(length, length, 1, d_model, n_head)
-        times = take_turns({"layer": own_stack(shape, block, place)}, rounds, place)
-        seconds.append(statistics.median(times["layer"]))
-        layer = make_block(shape.config(block), layer=1).to(place)
-        x, _ = _inputs(shape, place)
-        memory.append(saved_bytes(lambda layer=layer, x=x: layer(x, Mask(causal=True)), layer.parameters()))
-    return {
-        "block": block,
-        "lengths": list(lengths),
-        "seconds": seconds,
-        "saved_bytes": memory,
-        "time_slope": slope(lengths, seconds),
-        "memory_slope": slope(lengths, memory),
+    lengths = [128 * 2**n for n in range(20) if 128 * 2**n <= shape.length] or [shape.length]
+    depths = [2**n for n in range(12) if 2**n <= shape.depth]
+    batch = replace(shape, length=min(128, shape.length))
+    shapes = {
+        "length": [replace(shape, length=length, tokens=length, depth=1) for length in lengths],
+        "depth": [replace(batch, depth=depth) for depth in depths],
     }
+    found: dict[str, Any] = {"block": block}
+    for axis, points in shapes.items():
+        x = [getattr(point, axis) for point in points]
+        times = [take_turns({block: own_stack(point, block, place)}, rounds, place)[block] for point in points]
+        seconds = [statistics.median(one) for one in times]
+        memory = [
+            in_child(case="stack", name=block, device=str(place), vocab_size=0, **asdict(point)) for point in points
+        ]
+        slopes = {"time_slope": slope(x, seconds), "memory_slope": slope(x, memory)}
+        found[axis] = {"x": x, "seconds": seconds, "peak_bytes": memory, **slopes}
+    long = [n for n, length in enumerate(lengths) if length >= 1024]
+    found["memory_slope_from_1024"] = slope(
+        [lengths[n] for n in long], [found["length"]["peak_bytes"][n] for n in long]
+    )
+    return found
 
 
-def slope(x: Any, y: Any) -> float:
-    """Of the line through log y over log x."""
+def in_child(**case: Any) -> int:
+    """Peak memory of a case in a process of its own, above what that held before."""
+    command = [sys.executable, "-m", "skipless.bench", json.dumps(case)]
+    done = subprocess.run(command, capture_output=True, text=True, check=False)
+    if done.returncode:
+        raise RuntimeError(f"measuring memory failed: {done.stderr.strip().splitlines()[-1:]}")
+    return int(done.stdout.split()[-1])
+
+
+def _child(case: str, name: str, device: str, vocab_size: int, **shape: int) -> int:
+    place, size = torch.device(device), Shape(**shape)
+
+    def steps() -> None:  # the second one has the optimiser's state from the start
+        step = make_step(size, name, place, vocab_size)
+        step(), step()
+
+    return peak_bytes(steps if case == "step" else own_stack(size, name, place), place)
+
+
+def slope(x: Sequence[float], y: Sequence[float]) -> float | None:
+    """Of the line through log y over log x; None for fewer than two points."""
     if len(x) < 2:
-        return math.nan
+        return None
     return statistics.linear_regression([math.log(v) for v in x], [math.log(v) for v in y]).slope
 
 
 def as_dict(rows: list[Row]) -> list[dict[str, Any]]:
     """For JSON."""
     return [asdict(row) for row in rows]
+
+
+if __name__ == "__main__":
+    print(_child(**json.loads(sys.argv[1])))

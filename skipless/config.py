@@ -279,17 +279,18 @@ BLOCKS: dict[str, BlockConfig] = _presets()
 """The paper's blocks by name."""
 
 
-def parse_block(spec: str) -> BlockConfig:
+def parse_block(spec: str, parts: dict[str, Any] | None = None) -> BlockConfig:
     """A preset by name, with changes: `sas`, `pre-ln:alpha_sa=0`, `sas:value={kind: dense; init: orthogonal}`.
 
-    Changes are separated by commas, so inside braces, which are YAML, a semicolon stands for the comma.
+    Changes are separated by commas, so inside braces, which are YAML, a semicolon stands for the comma. `parts` are
+    changes that a recipe makes to every block; what the name itself changes comes after them.
     """
     name, _, changes = spec.partition(":")
     if name not in BLOCKS:
         raise unknown("block", name, BLOCKS)
     try:
         items = [item.replace(";", ",") for item in changes.split(",")] if changes else []
-        return BLOCKS[name].override(parse_overrides(items))
+        return BLOCKS[name].override({**(parts or {}), **parse_overrides(items)})
     except ValidationError as error:
         raise UserError(f"block {spec!r}: {explain(error)}") from None
 
@@ -387,6 +388,9 @@ class ModelConfig(Config):
     embedding_norm: bool | None = Field(
         None, description="Norm after the embedding; by default only where the blocks have none."
     )
+    outer_norm: Literal["rmsnorm", "layernorm"] | None = Field(
+        None, description="Norm after the embedding and after the last block; by default the blocks', or rmsnorm."
+    )
     tie_embeddings: bool = Field(True, description="The head's matrix is the embedding's.")
     dropout: float = Field(0.0, ge=0, lt=1, description="After the embedding, the attention and the MLP.")
     init_std: float = Field(0.02, gt=0, description="Standard deviation of every Gaussian weight.")
@@ -443,8 +447,8 @@ class DataConfig(Config):
     tokenizer: Text = Field(
         "bpe",
         min_length=1,
-        description="`bpe` (byte-level) or `wordpiece`, trained on the corpus; the path of a tokenizer.json; or a "
-        "name on the Hugging Face hub.",
+        description="`bpe` (byte-level) or `wordpiece`, trained on the corpus; the path of a tokenizer.json or of "
+        "BERT's vocab.txt; or a name on the Hugging Face hub.",
     )
     vocab_size: int = Field(
         4096, ge=1, le=10_000_000, description="Size of a trained vocabulary; a small corpus may give fewer."
@@ -577,6 +581,39 @@ class RunConfig(Config):
     def digest(self) -> str:
         """Eight hexadecimal digits of a hash of the configuration: equal ones are the same run."""
         return hashlib.sha256(self.model_dump_json().encode()).hexdigest()[:8]
+
+
+class FinetuneConfig(Config):
+    """How a pre-trained encoder is fine-tuned on a task: the paper's protocol, the same for every task."""
+
+    epochs: int = Field(5, ge=1, description="Passes over the training rows.")
+    batch_size: int = Field(32, ge=1, description="Sequences in a step.")
+    lr: float = Field(1.5e-4, gt=0, description="Peak learning rate.")
+    warmup: float = Field(0.1, ge=0, lt=1, description="Share of the steps; after it, half a cosine to zero.")
+    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's averaging factors.")
+    eps: float = Field(1e-6, gt=0, description="Adam's epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="On matrices and embeddings.")
+    clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="After the embedding, the attention, the MLP and the pooler.")
+    seq_len: int = Field(128, ge=4, description="Longest input; both sentences are cut to fit.")
+    rows: int | None = Field(None, ge=1, description="Train on this many rows of a task, drawn once; all if not given.")
+    head_only: bool = Field(False, description="Train pooler and classifier on an encoder that stays as it is.")
+    from_scratch: bool = Field(False, description="Begin with a random encoder instead of the pre-trained one.")
+
+    def training(self, steps: int, seed: int) -> TrainConfig:
+        """The same as the configuration of a training of `steps` steps."""
+        return TrainConfig(
+            steps=steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            schedule="cosine",
+            warmup=self.warmup,
+            seed=seed,
+        )
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:

@@ -1,11 +1,13 @@
 """Tables and plots for people."""
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from rich import box
 from rich.console import Console
+from rich.markup import escape
+from rich.padding import Padding
 from rich.table import Table
 
 from skipless.errors import MissingExtra, UserError
@@ -15,7 +17,9 @@ if TYPE_CHECKING:
     from skipless.bench import Row
     from skipless.data import Corpus
     from skipless.evaluate import Evaluation
+    from skipless.experiments.outcome import Finding
     from skipless.experiments.report import Summary
+    from skipless.experiments.sweep import Point
     from skipless.harness import Scores
     from skipless.runs import Run
 
@@ -27,7 +31,8 @@ PLOT_FORMATS = (".png", ".svg", ".pdf")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which people with any colour vision can tell apart."""
 
-MARKS = ("o", "s", "^", "D", "v", "P", "X")
+MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
+"""Eight for seven colours: no pair of the two comes again before the 57th."""
 
 
 def number(value: float, unit: str = "") -> str:
@@ -131,6 +136,27 @@ def _figure(value: float | None, digits: int) -> str:
     return "–" if value is None else f"{value:.{digits}f}"
 
 
+def show_glue(name: str, results: dict[str, Any]) -> None:
+    """The paper's table 2: the average and each task, mean ± deviation over the seeds."""
+    tasks = results["tasks"]
+    seeds = max((len(one["seeds"]) for one in tasks.values()), default=0)
+    cells = [_with_deviation(results["mean"], results["sd"])]
+    cells += [_with_deviation(one["score_mean"], one["score_sd"]) for one in tasks.values()]
+    failed = {task: found for task, found in results["failures"].items() if found}
+    title = f"GLUE, dev sets: 100 × mean of the official metrics, mean ± sd over {seeds} seed{'s' * (seeds != 1)}"
+    head = ["", "GLUE", *tasks, *(f"{task} failed" for task in failed)]
+    Console().print(table(title, head, [[name, *cells, *(f"seed {', '.join(found)}" for found in failed.values())]]))
+    for task, data in results["data"].items():
+        if data["rows"] < data["of"]:
+            print(f"{task}: trained on {data['rows']:,} of {data['of']:,} rows, drawn at random once")
+
+
+def _with_deviation(mean: float | None, deviation: float | None) -> str:
+    if mean is None:
+        return "–"
+    return f"{mean:.1f}" if deviation is None else f"{mean:.1f} ± {deviation:.1f}"
+
+
 def show_samples(runs: Sequence["Run"]) -> None:
     """The last sample of each run."""
     console = Console()
@@ -199,17 +225,125 @@ def show_bench(what: str, rows: Sequence["Row"]) -> None:
         ratios = [row.speedup.get(reference) for reference in references]
         cells = ["" if r is None else f"{r[0]:.2f} ({r[1]:.2f}–{r[2]:.2f})" for r in ratios]
         share = "" if row.peak_share is None else f"{row.peak_share:.0%}"
-        lines.append([row.name, f"{row.milliseconds:,.1f}", share, *cells])
-    head = [what, "ms", "of peak", *(f"against {reference}" for reference in references)]
-    Console().print(table("Medians; ratios with quartiles", head, lines))
+        memory = "" if row.peak_bytes is None else number(row.peak_bytes, "B")
+        lines.append([row.name, f"{row.milliseconds:,.1f}", share, memory, *cells])
+    head = [what, "ms", "of peak", "memory", *(f"× {reference}" for reference in references)]
+    kept = [i for i in range(len(head)) if i < 2 or any(line[i] for line in lines)]
+    lines = [[line[i] for i in kept] for line in lines]
+    title = "Medians; how many times as fast as each reference, with quartiles"
+    Console().print(table(title, [head[i] for i in kept], lines))
 
 
-def show_growth(found: dict[str, Any]) -> None:
-    """Time and memory over the sequence length."""
-    points = zip(found["lengths"], found["seconds"], found["saved_bytes"], strict=True)
-    lines = [[f"{length:,}", f"{1e3 * seconds:,.1f}", number(size, "B")] for length, seconds, size in points]
-    Console().print(table(f"One {found['block']} layer, forward and backward", ["tokens", "ms", "saved"], lines))
-    print(f"slope of log time {found['time_slope']:.2f}, of log memory {found['memory_slope']:.2f}")
+def show_growth(found: dict[str, Any], *, quiet: bool, plot: Path | None) -> None:
+    """Time and memory over the sequence length and the depth."""
+    for axis, title in (("length", "one layer"), ("depth", "blocks at 128 tokens")):
+        points = zip(found[axis]["x"], found[axis]["seconds"], found[axis]["peak_bytes"], strict=True)
+        lines = [[f"{x:,}", f"{1e3 * seconds:,.1f}", number(size, "B")] for x, seconds, size in points]
+        if not quiet:
+            Console().print(table(f"{found['block']}, {title}, forward and backward", [axis, "ms", "memory"], lines))
+            slopes = [found[axis][f"{what}_slope"] for what in ("time", "memory")]
+            print(
+                "slopes in log-log: " + ", ".join("–" if s is None else f"{s:.2f}" for s in slopes) + " (time, memory)"
+            )
+    if plot:
+        _plot_growth(found, plot)
+
+
+def _plot_growth(found: dict[str, Any], path: Path) -> None:
+    plt = pyplot()
+    figure, axes = plt.subplots(2, 2, figsize=(10, 7), layout="constrained")
+    for row, axis in zip(axes, ("length", "depth"), strict=True):
+        for place, (key, label, unit) in zip(
+            row, (("seconds", "milliseconds", 1e3), ("peak_bytes", "peak memory (MB)", 1e-6)), strict=True
+        ):
+            fit = found[axis]["time_slope" if key == "seconds" else "memory_slope"]
+            name = f"{found['block']}, slope {'–' if fit is None else f'{fit:.2f}'}"
+            place.loglog(
+                found[axis]["x"], [unit * y for y in found[axis][key]], marker="o", color=COLOURS[0], label=name
+            )
+            place.set(xlabel={"length": "tokens in the sequence", "depth": "layers"}[axis], ylabel=label)
+            place.grid(alpha=0.3)
+            place.legend()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+def plot_bench(what: str, rows: Sequence["Row"], path: Path) -> None:
+    """Speed against the first reference, as bars with quartiles."""
+    plt = pyplot()
+    reference = next(iter(rows[0].speedup))
+    ratios = [row.speedup[reference] for row in rows]
+    figure, axis = plt.subplots(figsize=(7, 0.5 * len(rows) + 1.5), layout="constrained")
+    names = [row.name for row in rows]
+    spread = [[max(0.0, r[0] - r[1]) for r in ratios], [max(0.0, r[2] - r[0]) for r in ratios]]
+    axis.barh(names, [r[0] for r in ratios], xerr=spread, color=COLOURS[0], ecolor="grey")
+    axis.axvline(1, color="black", linewidth=1)
+    axis.set(xlabel=f"times as fast as {reference}", title=what)
+    axis.invert_yaxis()
+    figure.savefig(path, dpi=150)
+    plt.close(figure)
+
+
+OUTCOME_STYLES = {"holds": "green", "does not hold": "red", "not decidable": "yellow"}
+
+
+def show_findings(findings: Sequence["Finding"]) -> None:
+    """Every claim with its verdict, and why."""
+    console = Console()
+    for finding in findings:
+        seeds = ", ".join(map(str, finding.seeds)) or "none finished"
+        console.print(
+            f"\n[bold]{finding.id}[/bold]  {finding.title}  ({finding.scale} scale, seeds: {seeds})", highlight=False
+        )
+        console.print(f"The paper: {finding.paper}", highlight=False)
+        for verdict in finding.verdicts:
+            style = OUTCOME_STYLES[verdict.outcome]
+            console.print(f"  [{style}]{verdict.outcome:>13}[/{style}]  {verdict.claim}", highlight=False)
+            console.print(Padding(escape(verdict.reason), (0, 0, 0, 17)), style="dim", highlight=False)
+    counts = {outcome: sum(v.outcome == outcome for f in findings for v in f.verdicts) for outcome in OUTCOME_STYLES}
+    console.print("\n" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), highlight=False)
+
+
+def show_left(left: Sequence[str], failed: Mapping[str, str]) -> None:
+    """Runs that are not finished, and why."""
+    for name, reason in failed.items():
+        print(f"failed: {name}: {reason}")
+    waiting = [name for name in left if name not in failed]
+    if waiting:
+        print(f"not finished: {len(waiting)} runs; the same command goes on with them")
+
+
+def show_experiments(rows: Sequence[Mapping[str, Any]]) -> None:
+    """Ids, costs at each scale, and what the paper found."""
+    lines = []
+    for row in rows:
+        cells = [(str(at["runs"]), clock(at["seconds"])) for at in row["scales"].values()]
+        lines.append([row["id"], *(text for cell in cells for text in cell), row["paper"]])
+    title = (
+        "Experiments: runs, and hours:minutes:seconds for one seed if nothing is there yet; laptop on this machine, "
+        "paper on a GPU that sustains 30 TFLOP/s. Experiments share runs."
+    )
+    out = table(
+        title, ["id", *(text for scale in rows[0]["scales"] for text in (scale, "time")), "what the paper found"], lines
+    )
+    out.columns[-1].justify = "left"
+    Console().print(out)
+
+
+def show_sweep(points: Sequence["Point"]) -> None:
+    """Every point of a sweep, the best of each block marked."""
+    keys = list(dict.fromkeys(key for point in points for key in point.values))
+    losses: dict[str, float] = {}
+    for point in points:
+        if point.state == "complete" and point.loss is not None:
+            losses[point.block] = min(point.loss, losses.get(point.block, point.loss))
+    rows = []
+    for point in sorted(points, key=lambda point: point.block):
+        best = " ←" if point.state == "complete" and point.loss == losses.get(point.block) else ""
+        outcome = _figure(point.loss, 4) + best if point.state == "complete" else point.state
+        values = (point.values.get(key) for key in keys)
+        rows.append([point.block, *(f"{v:.4g}" if isinstance(v, float) else str(v) for v in values), outcome])
+    Console().print(table("Sweep", ["block", *keys, "held-out loss"], rows))
 
 
 def clock(seconds: float) -> str:

@@ -44,7 +44,7 @@ def evaluate_tasks(
     from skipless.hf import wrap, wrap_tokenizer
 
     tokenizer = wrap_tokenizer(model.tokenizer, model.config.max_seq_len)
-    # what the harness prints on its way is not the answer
+    # the harness prints remarks, and standard output is the caller's
     with as_file(files("skipless").joinpath("tasks")) as shipped, quiet("lm_eval"), redirect_stdout(sys.stderr):
         manager = _manager(tasks, [shipped, *([] if task_path is None else [task_path])])
         wrapped = wrap(model.to(device))

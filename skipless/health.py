@@ -1,5 +1,7 @@
 """Signs of trouble inside a model: heavy-tailed activations, attention that looks at one token, tokens that agree."""
 
+from collections.abc import Callable
+
 import numpy as np
 import torch
 from torch import Tensor, nn
@@ -38,6 +40,33 @@ def health(model: Transformer, cfg: RunConfig, corpus: Corpus) -> dict[str, list
         model.hidden(ids.to(model.embedding.weight.device))
     finally:
         model.train(was_training)
+        for hook in hooks:
+            hook.remove()
+    return found
+
+
+@torch.no_grad()
+def first_nonfinite(model: Transformer, ids: Tensor, attention_mask: Tensor | None = None) -> dict[int, str]:
+    """The sequences of a batch whose activations are not finite, each with the part where they first are not.
+
+    Those that fail in an earlier part come first.
+    """
+    found: dict[int, str] = {}
+
+    def look(name: str) -> Callable[..., None]:
+        def hook(_module: object, _args: object, output: Tensor) -> None:
+            bad = ~output.flatten(1).isfinite().all(1)
+            for row in bad.nonzero().flatten().tolist():
+                found.setdefault(row, name)
+
+        return hook
+
+    parts = {"the embedding": model.embedding}
+    parts |= {f"layer {number + 1}": block for number, block in enumerate(model.blocks)}
+    hooks = [part.register_forward_hook(look(name)) for name, part in {**parts, "the last norm": model.norm}.items()]
+    try:
+        model.hidden(ids, attention_mask)
+    finally:
         for hook in hooks:
             hook.remove()
     return found

@@ -8,6 +8,9 @@ from rich.progress import BarColumn, Progress, TextColumn
 
 from skipless import machine
 from skipless.display import clock
+from skipless.experiments.reproduce import Progress as AllRuns
+from skipless.experiments.reproduce import Task, Watcher
+from skipless.finetune import Observer as FinetuneObserver
 from skipless.train import Observer, Trainer
 
 PLAIN_SECONDS = 5.0
@@ -87,5 +90,92 @@ class TrainView(Observer):
 
     def end(self) -> None:
         """Training is over, for whatever reason."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class ReproduceView(Watcher):
+    """A watcher of all runs of some experiments: a line for each that begins or ends, and how far all are together."""
+
+    SECONDS = 30.0
+    """Between two lines of progress where there is no terminal."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar: Progress | None = None
+        self.shown = time.monotonic()
+        if console.is_terminal:
+            columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%")]
+            self.bar = Progress(*columns, console=console, transient=True)
+            self.task = self.bar.add_task("", total=1.0)
+            self.bar.start()
+
+    def _say(self, text: str) -> None:
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def _line(self, progress: AllRuns) -> str:
+        failed = f", {len(progress.failed)} failed" if progress.failed else ""
+        return f"{len(progress.finished)} of {len(progress.tasks)} runs{failed}, {clock(progress.seconds_left)} left"
+
+    def started(self, task: Task, progress: AllRuns) -> None:
+        """A run begins or goes on."""
+        share = progress.running.get(task.run.name, 0.0)
+        self._say(f"{task.run.name}: {f'goes on from {share:.0%}' if share else 'begins'}")
+
+    def finished(self, task: Task, progress: AllRuns) -> None:
+        """A run is finished."""
+        self._say(f"{task.run.name}: finished ({self._line(progress)})")
+
+    def failed(self, task: Task, reason: str, progress: AllRuns) -> None:
+        """A run has stopped by itself."""
+        self._say(f"{task.run.name}: FAILED: {reason}")
+
+    def waiting(self, task: Task, progress: AllRuns) -> None:
+        """A run is being trained by another process."""
+        self._say(f"{task.run.name}: another process is at it")
+
+    def tick(self, progress: AllRuns) -> None:
+        """Time has passed."""
+        if self.bar is not None:
+            share = progress.done / progress.total if progress.total else 1.0
+            self.bar.update(self.task, description=self._line(progress), completed=share)
+        elif time.monotonic() - self.shown > self.SECONDS:
+            self.shown = time.monotonic()
+            self._say(self._line(progress))
+
+    def close(self) -> None:
+        """Take the bar away."""
+        if self.bar is not None:
+            self.bar.stop()
+
+
+class FinetuneView(FinetuneObserver):
+    """An observer of `finetune` that shows how far all tasks and seeds together are, and the time left."""
+
+    def __init__(self, console: Console) -> None:
+        self.console = console
+        self.bar: Progress | None = None
+        self.shown = float("-inf")
+
+    def message(self, text: str) -> None:
+        """A line that stays."""
+        self.console.print(text, highlight=False, soft_wrap=True)
+
+    def progress(self, what: str, share: float, seconds_left: float) -> None:
+        """How far it is."""
+        line = f"{what}  {clock(seconds_left)} left for all"
+        if self.console.is_terminal:
+            if self.bar is None:
+                columns = [TextColumn("{task.description}"), BarColumn(), TextColumn("{task.percentage:.0f}%")]
+                self.bar = Progress(*columns, console=self.console, transient=True)
+                self.task = self.bar.add_task(line, total=1.0)
+                self.bar.start()
+            self.bar.update(self.task, description=line, completed=min(share, 1.0))
+        elif time.perf_counter() - self.shown > PLAIN_SECONDS:
+            self.shown = time.perf_counter()
+            self.message(f"{share:.0%}  {line}")
+
+    def end(self) -> None:
+        """It is over, for whatever reason."""
         if self.bar is not None:
             self.bar.stop()

@@ -41,7 +41,7 @@ from skipless.data import Corpus, prepare
 from skipless.errors import UserError
 from skipless.evaluate import Evaluation, evaluate
 from skipless.generate import Sampling, sample_text
-from skipless.health import health
+from skipless.health import first_nonfinite, health
 from skipless.inspect import flops_per_token, training_memory
 from skipless.nn.layers import WithGains
 from skipless.nn.model import CausalLM
@@ -68,8 +68,8 @@ class NonFinite(TrainingStopped):
 class Interrupted(TrainingStopped):
     """A signal asked for an end. Everything up to the last finished step is saved."""
 
-    def __init__(self, number: int, step: int) -> None:
-        super().__init__(f"{signal.Signals(number).name}: saved at step {step}; go on with --resume auto")
+    def __init__(self, number: int, step: int, again: str = "--resume auto") -> None:
+        super().__init__(f"{signal.Signals(number).name}: saved at step {step}; go on with {again}")
         self.status = 128 + number
 
 
@@ -308,28 +308,13 @@ class Trainer:
     @torch.no_grad()
     def _first_bad_activation(self) -> str:
         """Run the batch again and say where it first is not finite."""
-        found: list[str] = []
-
-        def look(name: str) -> Callable[..., None]:
-            def hook(_module: object, _args: object, output: Any) -> None:
-                if isinstance(output, Tensor) and not output.isfinite().all():
-                    found.append(name)
-
-            return hook
-
-        parts = {"the embedding": self.model.embedding, "the last norm": self.model.norm}
-        parts |= {f"layer {number + 1}": block for number, block in enumerate(self.model.blocks)}
-        hooks = [part.register_forward_hook(look(name)) for name, part in parts.items()]
         micro = self.cfg.train.micro_rows
         with self.autocast():
             for offset in range(0, self.cfg.train.batch_size, micro):
                 ids, _ = training_batch(self.cfg, self.corpus, self.state.sequences + offset, micro)
-                self.model.hidden(ids.to(self.device))
-                if found:
-                    break
-        for handle in hooks:
-            handle.remove()
-        return found[0] if found else "the head"
+                if found := first_nonfinite(self.model, ids.to(self.device)):
+                    return next(iter(found.values()))
+        return "the head"
 
     def _bad_gradient(self) -> str:
         """The parameter nearest to the loss whose gradient is not finite."""

@@ -4,6 +4,7 @@ import importlib
 import json
 import re
 import shlex
+from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,7 +13,9 @@ import zstandard
 from skipless import BLOCKS, CausalLM, ModelConfig
 from skipless.cli import run
 from skipless.config import parse_block
+from skipless.experiments.figures import EXPERIMENTS
 from skipless.experiments.recipes import recipe
+from tests.finetune.glue import small_glue
 
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
@@ -70,6 +73,10 @@ def test_readme_python_runs():
         exec(compile(example, "README.md", "exec"), {})  # noqa: S102
 
 
+TINY_RUNS = shlex.split(
+    "--set model.n_layer=1 --set model.d_model=16 --set model.n_head=2 --set data.seq_len=16 --set data.vocab_size=300 "
+    "--set data.max_bytes=200000 --set train.steps=3 --set train.eval_rows=4 --set train.sample_every=0"
+)
 SMALLER = {
     "inspect": ["--set", "vocab_size=256", "-d", "64", "-H", "4", "--set", "max_seq_len=32"],
     "train": shlex.split(
@@ -78,6 +85,9 @@ SMALLER = {
     ),
     "evaluate": ["--rows", "4"],
     "generate": ["--tokens", "3"],
+    "sweep": TINY_RUNS,
+    "reproduce": [*TINY_RUNS, "--budget", "0"],  # plans, trains nothing, judges
+    "finetune": ["--seeds", "1", "--set", "epochs=1"],
 }
 
 
@@ -91,17 +101,27 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
     """In an empty folder, one after another, on smaller models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SKIPLESS_CACHE", str(tmp_path / "cache"))
+    if find_spec("skipless.experiments.page") is None:
+        monkeypatch.setattr("skipless.cli.experiments.write_results", lambda findings, out: out)
     (tmp_path / "src").mkdir()
     texts = [f"def function_{n}(x):\n    return x + {n}\n" * 40 for n in range(60)]
     for number, text in enumerate(texts):
         (tmp_path / "src" / f"{number}.py").write_text(text)
     lines = "\n".join(json.dumps({"text": text}) for text in texts)
-    (tmp_path / "books.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    for name in ("books", "wiki"):
+        (tmp_path / f"{name}.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
+    small_glue(tmp_path / "glue")
     found = commands()
-    assert {command.split()[1] for command in found} >= {"inspect", "train", "report", "evaluate", "generate"}
+    assert {command.split()[1] for command in found} >= {
+        *("inspect", "train", "report", "evaluate", "generate", "sweep", "reproduce", "finetune")
+    }
     for command in found:
         words = shlex.split(command.replace("--minutes 30", "--minutes 0.005"))[1:]
-        small = ["--limit", "2"] if "--tasks" in words else list(SMALLER.get(words[0], ()))
+        small = list(SMALLER.get(words[0], ()))
+        if words[0] == "evaluate" and "--tasks" in words:
+            small = ["--limit", "2"]
+        if "--list" in words:
+            small = []
         small += ["--steps", "3"] if words[0] == "train" and "--minutes" not in words else []
         assert run([*words, *small]) == 0, (command, capfd.readouterr().err)
     assert (tmp_path / "signal.png").exists()
@@ -116,3 +136,12 @@ def test_codeparrot_is_the_papers():
     assert (cfg.train.schedule, cfg.train.warmup_share, cfg.model.dropout) == ("linear", 0.05, 0.0)
     assert recipe("codeparrot-long", "sas").train.steps == 120_000
     assert recipe("codeparrot", "v-skipinit").train.lr == 3e-4
+
+
+def test_every_experiment_is_documented():
+    text = (ROOT / "docs" / "experiments.md").read_text(encoding="utf-8")
+    assert re.findall(r"^\| `([\w-]+)` \|.*`skipless reproduce ([\w-]+)", text, flags=re.M) == [
+        (i, i) for i in EXPERIMENTS
+    ]
+    assert "nineteen experiments" in README
+    assert len(EXPERIMENTS) == 19

@@ -3,7 +3,27 @@
 Nothing heavy is imported before a command runs, so that `skipless --help` is quick.
 """
 
-from skipless.cli import training, using, exporting, data, measuring  # noqa: I001  (the order of the commands in --help)
+# in the order of the commands in --help
+from skipless.cli import (  # noqa: I001
+    training,
+    finetuning,
+    using,
+    exporting,
+    experiments,
+    data,
+    measuring,
+)
 from skipless.cli.frame import app, main, run
 
-__all__ = ["app", "data", "exporting", "main", "measuring", "run", "training", "using"]
+__all__ = [
+    "app",
+    "data",
+    "experiments",
+    "exporting",
+    "finetuning",
+    "main",
+    "measuring",
+    "run",
+    "training",
+    "using",
+]

@@ -116,8 +116,9 @@ def resolve(
     if config and block is not None:
         cfg = cfg.override({"model.block": block})
     changes: dict[str, Any] = {key: value for key, value in given.items() if value is not None}
-    if "train.tokens" in changes or "train.minutes" in changes:
-        changes = {"train.steps": None, **changes}
+    budgets = ("train.steps", "train.tokens", "train.minutes")
+    if any(budget in changes for budget in budgets):  # it takes the place of the recipe's, whichever that is
+        changes = {**dict.fromkeys(budgets), **changes}
     if "data.seq_len" in changes:
         changes["model.max_seq_len"] = max(changes["data.seq_len"], cfg.model.max_seq_len)
     return cfg.override({**changes, **parse_overrides(settings or [])})

@@ -82,56 +82,65 @@ def inspect(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="blocks, step, decode or growth.")] = "blocks",
-    length: Annotated[int, typer.Option(help="Tokens in a sequence; for decode, in the prompt.", min=1)] = 128,
+    what: Annotated[str, typer.Argument(help="train, step, decode, caches or memory.")] = "train",
+    length: Annotated[
+        int, typer.Option(help="Tokens in a sequence; in the prompt; in the longest sequence.", min=1)
+    ] = 128,
     tokens: Annotated[int, typer.Option(help="Tokens in a batch.", min=1)] = 1024,
-    depth: Annotated[int, typer.Option(help="Layers.", min=1)] = 2,
+    depth: Annotated[int, typer.Option(help="Layers; for memory, the most.", min=1)] = 2,
     d_model: Annotated[int, typer.Option("--d-model", "-d", help="Width.", min=1)] = 768,
     n_head: Annotated[int, typer.Option("--n-head", "-H", help="Heads.", min=1)] = 12,
-    vocab_size: Annotated[int, typer.Option(help="For step and decode.", min=2)] = 50_000,
+    vocab_size: Annotated[int, typer.Option(help="For step, decode and caches.", min=2)] = 50_000,
     new: Annotated[int, typer.Option(help="For decode: new tokens.", min=1)] = 128,
-    batch: Annotated[int, typer.Option(help="For decode: sequences at once.", min=1)] = 1,
+    batch: Annotated[int, typer.Option(help="For decode and caches: sequences at once.", min=1)] = 1,
     explicit: Annotated[
-        bool, typer.Option("--explicit", help="For blocks: also the form that builds the matrix.")
+        bool, typer.Option("--explicit", help="For train: also the form that builds the matrix.")
     ] = False,
     rounds: Annotated[int, typer.Option(help="Turns of each case.", min=1)] = 7,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
+    plot: Annotated[Path | None, typer.Option(help="Draw it into this file (PNG, SVG, PDF).")] = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Speed against `pre-ln` and, if transformers is installed, Hugging Face's GPT-2: cases take turns in one process.
+    """Speed and memory against `pre-ln` and, if transformers is installed, Hugging Face's GPT-2: cases take turns.
 
-    `blocks`: forward and backward of a stack of blocks. `step`: a whole training step. `decode`: greedy decoding.
-    `growth`: time and memory of one `sas-p` layer over the sequence length, up to `--length`.
+    `train`: forward and backward of a stack of blocks. `step`: a whole training step and its peak memory. `decode`:
+    greedy decoding after a prompt. `caches`: one more token by what the cache remembers. `memory`: time and peak memory
+    of `sas-p` blocks over the sequence length (128, 256, … up to `--length`) and over the depth. The last line is JSON.
 
     Examples:
 
-    - `skipless bench blocks --length 1024 --explicit`
+    - `skipless bench train --length 1024 --explicit`
 
-    - `skipless bench step --depth 18`
+    - `skipless bench step --depth 18 --rounds 3`
 
     - `skipless bench decode --depth 18 --length 512 --new 128`
 
-    - `skipless bench growth --length 8192`
+    - `skipless bench caches --depth 18 --length 1024 --batch 16`
+
+    - `skipless bench memory --length 8192 --depth 16 --plot growth.png`
     """
     from skipless import bench as benches
     from skipless import display
 
     shape = benches.Shape(length, tokens, depth, d_model, n_head)
-    if what == "growth":
-        lengths = tuple(128 * 2**i for i in range(20) if 128 * 2**i <= length) or (length,)
-        found = benches.bench_growth("sas-p", lengths, rounds, device, d_model, n_head)
-        if not as_json:
-            display.show_growth(found)
-        print(json.dumps(found))
-        return
     kinds = {
-        "blocks": lambda: benches.bench_blocks(shape, rounds, device, explicit=explicit),
+        "train": lambda: benches.bench_train(shape, rounds, device, explicit=explicit),
         "step": lambda: benches.bench_step(shape, rounds, device, vocab_size),
         "decode": lambda: benches.bench_decode(shape, rounds, device, new=new, batch=batch, vocab_size=vocab_size),
+        "caches": lambda: benches.bench_caches(shape, rounds, device, batch=batch, vocab_size=vocab_size),
+        "memory": lambda: benches.bench_memory(shape, rounds, device),
     }
     if what not in kinds:
-        raise unknown("benchmark", what, [*kinds, "growth"])
-    rows = kinds[what]()
+        raise unknown("benchmark", what, kinds)
+    if plot:
+        display.check_plot(plot)
+    found: Any = kinds[what]()
+    if what == "memory":
+        display.show_growth(found, quiet=as_json, plot=plot)
+        print(json.dumps({"benchmark": what, **found}))
+        return
     if not as_json:
-        display.show_bench(what, rows)
-    print(json.dumps({"benchmark": what, "rows": benches.as_dict(rows)}))
+        display.show_bench(what, found)
+    if plot:
+        display.plot_bench(what, found, plot)
+    print(json.dumps({"benchmark": what, "rows": benches.as_dict(found)}))

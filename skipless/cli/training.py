@@ -13,7 +13,12 @@ from skipless.errors import UserError
 @app.command()
 def train(
     recipe: Annotated[
-        str, typer.Option("--recipe", "-r", help="laptop, demo, smoke, codeparrot, codeparrot-long.")
+        str,
+        typer.Option(
+            "--recipe",
+            "-r",
+            help="laptop, demo, smoke, codeparrot, codeparrot-long, crammed-bert, crammed-bert-laptop.",
+        ),
     ] = "laptop",
     block: BlockOption = None,
     config: ConfigOption = None,
@@ -87,11 +92,13 @@ def train(
     from rich.console import Console
 
     from skipless import display
+    from skipless.allocator import keep_freed_memory
     from skipless.experiments.report import as_dict, summarise
     from skipless.progress import TrainView
     from skipless.train import train as run_training
     from skipless.trials import dry_run as rehearse
 
+    keep_freed_memory()
     view = TrainView(Console(stderr=as_json))
     if dry_run:
         outcome = rehearse(cfg, observer=view, cache_dir=cache_dir)
@@ -110,4 +117,6 @@ def train(
         print(json.dumps({"run": str(run.folder), **as_dict(summarise(run))}))
     else:
         display.show_summaries([summarise(run)])
-        print(f"run: {run.folder}\nnext: skipless generate {run.folder} --prompt '{cfg.train.sample_prompt}'")
+        use = f"generate {run.folder} --prompt '{cfg.train.sample_prompt}'"
+        use = f"finetune {run.folder} --glue-dir DIR" if cfg.task == "masked" else use
+        print(f"run: {run.folder}\nnext: skipless {use}")

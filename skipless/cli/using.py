@@ -2,13 +2,19 @@
 
 import json
 import sys
+from collections.abc import Collection
+from importlib.util import find_spec
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skipless.cli.frame import MAX_SEED, CacheOption, JsonOption, RunArgument, app
 from skipless.errors import UserError
+
+if TYPE_CHECKING:
+    from skipless.experiments.outcome import Finding
+    from skipless.runs import Run
 
 
 @app.command()
@@ -154,32 +160,83 @@ def generate(
         print(f"{speed:,.0f} tokens/s", file=sys.stderr)
 
 
+def _find_all(names: list[str], scale: str, folder: Path) -> tuple[list["Finding"], list["Run"]]:
+    """What was asked for: an experiment's id, or a run by name or path."""
+    from skipless.runs import find_run
+
+    findings, runs = [], []
+    for name in names:
+        if name in _experiments():
+            from skipless.experiments.figures import find  # pyrefly: ignore
+
+            findings.append(find(name, scale, folder))
+        else:
+            runs.append(find_run(name))
+    return findings, runs
+
+
+def _experiments() -> Collection[str]:
+    """The ids of the experiments."""
+    if find_spec("skipless.experiments.figures") is None:
+        return ()
+    from skipless.experiments.figures import EXPERIMENTS  # pyrefly: ignore
+
+    return EXPERIMENTS
+
+
 @app.command()
 def report(
-    runs: Annotated[list[str], typer.Argument(metavar="RUN...", help="Runs to set side by side.")],
+    names: Annotated[
+        list[str], typer.Argument(metavar="RUN|EXPERIMENT...", help="Runs to set side by side, or experiments.")
+    ],
+    page: Annotated[Path | None, typer.Option(help="Write all of it into this HTML file, which works offline.")] = None,
+    files: Annotated[
+        bool, typer.Option("--files", help="With --page: also each plot as PNG, SVG and CSV, in folders beside it.")
+    ] = False,
     plot: Annotated[Path | None, typer.Option(help="Draw the losses into this file (PNG, SVG, PDF).")] = None,
     samples: Annotated[bool, typer.Option("--samples", help="Show the last sample of each run.")] = False,
+    scale: Annotated[str, typer.Option(help="Of the experiments: laptop or paper.")] = "laptop",
+    folder: Annotated[Path, typer.Option("--runs", help="Folder of the experiments' runs.")] = Path("runs"),
     as_json: JsonOption = False,
 ) -> None:
-    """Set runs side by side: parameters, losses, speed; a plot of the losses; samples.
+    """Set runs side by side, or show what experiments found: tables, plots, samples, and all of it as a page.
 
     Examples:
 
     - `skipless report runs/baseline runs/simpler --plot losses.png --samples`
+
+    - `skipless report fig2 fig5 --page report.html --files`
     """
     from skipless import display
-    from skipless.experiments.report import as_dict, plot_losses, summarise
-    from skipless.runs import find_run
+    from skipless.experiments.page import check_page, files_folder, with_others, write_page
+    from skipless.experiments.plots import draw_losses, save_plots
+    from skipless.experiments.report import as_dict, finding_dict, summarise
 
-    found = [find_run(run) for run in runs]
     if plot:
         display.check_plot(plot)
-        plot_losses(found, plot)
-    if as_json:
-        print(json.dumps({"runs": [as_dict(summarise(run)) for run in found]}))
-        return
-    display.show_summaries([summarise(run) for run in found])
-    if samples:
-        display.show_samples(found)
+    if page:
+        check_page(page)
+    elif files:
+        raise UserError("--files lays the plots beside a page: give --page as well")
+    findings, runs = _find_all(names, scale, folder)
+    behind = [run for finding in findings for run in finding.runs if run.exists]
+    everything = list({run.folder: run for run in [*behind, *runs]}.values())
     if plot:
-        print(f"plot: {plot}")
+        draw_losses(everything, plot)
+    if page:
+        for finding in with_others(findings, runs) if files else ():
+            save_plots(finding, files_folder(page, finding))
+        write_page(findings, runs, page)
+    summaries = [summarise(run) for run in everything]
+    if as_json:
+        found = {"findings": list(map(finding_dict, findings))} if findings else {}
+        print(json.dumps({"runs": list(map(as_dict, summaries)), **found}))
+        return
+    if findings:
+        display.show_findings(findings)
+    display.show_summaries(summaries)
+    if samples:
+        display.show_samples(everything)
+    for what, path in {"plot": plot, "page": page}.items():
+        if path:
+            print(f"{what}: {path}")

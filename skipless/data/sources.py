@@ -124,11 +124,11 @@ class Hub(Source):
             yield _field(record, self.field, f"hf:{self.name}, record {number}")
 
     def _open(self) -> Iterable[dict[str, Any]]:
-        datasets = _optional("datasets", "hub", f"source 'hf:{self.name}'")
+        datasets = optional("datasets", "hub", f"source 'hf:{self.name}'")
         try:
             return datasets.load_dataset(self.dataset, self.config or None, split=self.split, streaming=True)
         except Exception as error:  # datasets raises a dozen kinds, all of them about the name or the network
-            raise UserError(f"source 'hf:{self.name}' cannot be opened: {_first_line(error)}") from error
+            raise UserError(f"source 'hf:{self.name}' cannot be opened: {first_line(error)}") from error
 
     def fingerprint(self) -> str:
         """The name of the data set, its configuration, split and field."""
@@ -158,14 +158,16 @@ def _required(rest: str, form: str) -> str:
     return rest
 
 
-def _optional(module: str, extra: str, purpose: str) -> Any:
+def optional(module: str, extra: str, purpose: str) -> Any:
+    """A module that may not be installed."""
     try:
         return import_module(module)
     except ImportError:
         raise MissingExtra(module, extra, purpose) from None
 
 
-def _first_line(error: Exception) -> str:
+def first_line(error: Exception) -> str:
+    """What an error of another library says, in a line."""
     return (str(error).strip() or type(error).__name__).splitlines()[0]
 
 
@@ -277,14 +279,14 @@ def _lines(path: Path) -> Iterator[bytes]:
     except UserError:
         raise
     except (EOFError, zlib.error, OSError) as error:
-        raise UserError(f"{path} cannot be read: {_first_line(error)}") from None
+        raise UserError(f"{path} cannot be read: {first_line(error)}") from None
 
 
 def _open(path: Path) -> io.BufferedIOBase:
     if path.suffix == ".gz":
         return gzip.open(path)
     if path.suffix == ".zst":
-        return io.BufferedReader(_Zstandard(path, _optional("zstandard", "zstd", f"reading {path}")), 1 << 20)
+        return io.BufferedReader(_Zstandard(path, optional("zstandard", "zstd", f"reading {path}")), 1 << 20)
     return path.open("rb")
 
 

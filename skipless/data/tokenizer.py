@@ -133,10 +133,27 @@ def _train_wordpiece(texts: Callable[[], Iterator[str]], vocab_size: int, lowerc
     )
     trained = _bert(models.WordPiece(unk_token="[UNK]"), normalizer)
     trained.train_from_iterator(texts(), trainer)
-    vocab = trained.get_vocab(with_added_tokens=True)
+    return _wordpiece(trained.get_vocab(with_added_tokens=True), normalizer)
+
+
+def _wordpiece(vocab: dict[str, int], normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
     backend = _bert(models.WordPiece(vocab, unk_token="[UNK]", max_input_chars_per_word=100), normalizer)
     backend.add_special_tokens(BERT_SPECIALS)
     return backend
+
+
+def read_vocabulary(path: Path) -> Tokenizer:
+    """BERT's `vocab.txt`, a word a line; text is lower-cased where no word of it has an upper-case letter."""
+    try:
+        words = path.read_text(encoding="utf-8").split("\n")
+    except (OSError, UnicodeDecodeError) as error:
+        raise UserError(f"vocabulary {str(path)!r} cannot be read: {error}") from None
+    vocab = {word.removesuffix("\r"): number for number, word in enumerate(words) if word.strip()}
+    missing = [name for name in BERT_SPECIALS if name not in vocab]
+    if missing:
+        raise UserError(f"{str(path)!r} is not a BERT vocabulary: {', '.join(missing)} missing")
+    lowercase = all(word == word.lower() for word in vocab if word not in BERT_SPECIALS)
+    return Tokenizer(_wordpiece(vocab, normalizers.BertNormalizer(lowercase=lowercase)))
 
 
 def _bert(model: models.WordPiece, normalizer: normalizers.Normalizer) -> tokenizers.Tokenizer:
@@ -175,12 +192,12 @@ def train(kind: str, texts: Callable[[], Iterator[str]], *, vocab_size: int, low
 
 
 def fetch(name: str) -> Tokenizer:
-    """An existing tokeniser: the path of a `tokenizer.json` or of its folder, or a name on the Hugging Face hub."""
+    """An existing tokeniser: a `tokenizer.json` or its folder, BERT's `vocab.txt`, or a name on the hub."""
     path = Path(name).expanduser()
     if path.exists():
-        return Tokenizer.load(path)
-    kinds = f"allowed: {', '.join(TRAINERS)}, the path of a tokenizer.json, a name on the Hugging Face hub"
-    if path.suffix == ".json" or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
+        return read_vocabulary(path) if path.suffix == ".txt" else Tokenizer.load(path)
+    kinds = f"allowed: {', '.join(TRAINERS)}, the path of a tokenizer.json or vocab.txt, a name on the Hugging Face hub"
+    if path.suffix in (".json", ".txt") or not re.fullmatch(r"[\w.-]+(/[\w.-]+)?", name):
         raise UserError(f"tokenizer {name!r}: no such file; {kinds}{did_you_mean(name, TRAINERS)}")
     try:
         backend = tokenizers.Tokenizer.from_pretrained(name)

@@ -1,13 +1,13 @@
-"""What runs did, side by side: a table, a plot of the losses, samples. Reads the folders of runs and nothing else."""
+"""What runs did, in a line each, and which belong together. Reads the folders of runs and nothing else."""
 
-from collections.abc import Sequence
+import math
+from collections import Counter
+from collections.abc import Mapping, Sequence
 from dataclasses import asdict, dataclass
-from pathlib import Path
 from typing import Any
 
-from skipless.config import TrainConfig
-from skipless.display import COLOURS, MARKS, pyplot
-from skipless.errors import UserError
+from skipless.config import BLOCKS, BlockConfig, RunConfig, TrainConfig
+from skipless.experiments.outcome import Finding
 from skipless.inspect import count_parameters
 from skipless.runs import Run
 
@@ -51,11 +51,12 @@ def summarise(run: Run) -> Summary:
         train_loss=sum(tail) / len(tail) if tail else None,
         valid_loss=valid.get("valid_loss"),
         valid_bits_per_byte=valid.get("valid_bits_per_byte"),
-        finished=_is_finished(cfg.train, last),
+        finished=is_finished(cfg.train, last),
     )
 
 
-def _is_finished(train: TrainConfig, last: dict[str, Any]) -> bool:
+def is_finished(train: TrainConfig, last: Mapping[str, Any]) -> bool:
+    """Whether the budget was spent when this was measured."""
     if train.minutes is not None:
         return last["seconds"] >= 60 * train.minutes
     spent, budget = (last["tokens"], train.tokens) if train.tokens is not None else (last["step"], train.steps)
@@ -67,30 +68,57 @@ def as_dict(summary: Summary) -> dict[str, Any]:
     return asdict(summary)
 
 
-def plot_losses(runs: Sequence[Run], path: Path) -> None:
-    """Training and held-out loss over steps and over time."""
-    plt = pyplot()
-    figure, axes = plt.subplots(1, 2, figsize=(12, 4.5), layout="constrained", sharey=True)
-    lowest, highest = float("inf"), 0.0
-    for position, run in enumerate(runs):
-        colour, mark = COLOURS[position % len(COLOURS)], MARKS[position % len(MARKS)]
-        records = list(run.metrics())
-        train = [record for record in records if record.get("loss") is not None]
-        valid = [record for record in records if record.get("valid_loss") is not None]
-        if not valid:
-            raise UserError(f"run {run.name!r} has no held-out loss yet, so there is nothing to draw")
-        for axis, key in zip(axes, ("step", "seconds"), strict=True):
-            axis.plot([r[key] for r in train], [r["loss"] for r in train], color=colour, alpha=0.25, linewidth=1)
-            late = [r for r in valid if r["step"]]
-            axis.plot(
-                [r[key] for r in late], [r["valid_loss"] for r in late], color=colour, marker=mark, label=run.name
-            )
-        values = [record["valid_loss"] for record in valid]
-        lowest, highest = min(lowest, *values), max(highest, values[min(1, len(values) - 1)])
-    axes[0].set(xlabel="step", ylabel="loss (line: training, marks: held-out)", ylim=(lowest * 0.95, highest * 1.05))
-    axes[1].set(xlabel="seconds of training")
-    for axis in axes:
-        axis.grid(alpha=0.3)
-    axes[0].legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+def finding_dict(finding: Finding) -> dict[str, Any]:
+    """For JSON, which has no not-a-number."""
+    verdicts = [
+        {**asdict(one), "numbers": {name: n if math.isfinite(n) else None for name, n in one.numbers.items()}}
+        for one in finding.verdicts
+    ]
+    return {"id": finding.id, "scale": finding.scale, "seeds": list(finding.seeds), "verdicts": verdicts}
+
+
+@dataclass(frozen=True)
+class Pool:
+    """Runs that differ in nothing but their seed."""
+
+    name: str
+    group: str | None
+    """The block, where several are compared."""
+    runs: tuple[Run, ...]
+    config: RunConfig
+    """Of the first run."""
+
+
+def pool_seeds(runs: Sequence[Run]) -> list[Pool]:
+    """Runs put together with those that differ in their seed alone, in the order given; no seed counts twice."""
+    configs = [run.config() for run in runs]
+    alike: dict[tuple[str, int], list[int]] = {}
+    copies: Counter[str] = Counter()
+    for position, cfg in enumerate(configs):
+        key = cfg.override({"train.seed": 0}).digest, copies[cfg.digest]
+        copies[cfg.digest] += 1
+        alike.setdefault(key, []).append(position)
+    blocks = {key: block_name(configs[members[0]].model.block) for key, members in alike.items()}
+    several = len(set(blocks.values())) > 1
+    return [
+        Pool(
+            name=_pool_name([runs[position].name for position in members], blocks[key], list(blocks.values())),
+            group=blocks[key] if several else None,
+            runs=tuple(runs[position] for position in members),
+            config=configs[members[0]],
+        )
+        for key, members in alike.items()
+    ]
+
+
+def _pool_name(names: list[str], block: str | None, blocks: list[str | None]) -> str:
+    """A single run has its own name; several have their block's, if there is one pool of it."""
+    if len(names) == 1:
+        return names[0]
+    shared = block if block is not None and blocks.count(block) == 1 else names[0]
+    return f"{shared}, {len(names)} seeds"
+
+
+def block_name(block: BlockConfig) -> str | None:
+    """The preset that a block is, if it is one."""
+    return next((name for name, preset in BLOCKS.items() if preset == block), None)

@@ -27,6 +27,7 @@ from skipless.nn.layers import (
     Rotation,
     Scale,
     WithGains,
+    add_scaled,
     rotate,
     scale_linear,
     scaled,
@@ -111,7 +112,7 @@ class Shaped(VSkipInit):
         if len(gains) == 3 and isinstance(mask, Mask) and mask.only_causal and fast.by_hand(v, attended, *gains):
             return fast.shaped_causal(v, attended, *gains)  # the same in fewer passes
         mixed = super().combine(v, attended, mask)
-        return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.mean(v))
+        return mixed if self.gamma is None else add_scaled(mixed, self.gamma, mask.mean(v), sign=-1)
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         mixed = super().matrix(q, k, mask)
@@ -150,6 +151,11 @@ def as_linear(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     return linear
 
 
+def by_head(x: Tensor, weight: Tensor) -> Tensor:
+    """(B, H, t, a) · (H, a, b) → (B, H, t, b), a product for each head; `@` would copy the weight for each row."""
+    return (x.transpose(0, 1).flatten(1, 2) @ weight).unflatten(1, (x.shape[0], -1)).transpose(0, 1)
+
+
 class Attention(nn.Module):
     """Concat_h(mixing matrix_h · (X W^V)_h) W^P: equations 2 and 3; with W^V = W^P = I equations 12 and 13."""
 
@@ -173,43 +179,50 @@ class Attention(nn.Module):
 
     def queries_keys(self, x: Tensor, turn: Rotation | None = None) -> tuple[Tensor, Tensor]:
         """Q and K of each head, (B, H, T, D)."""
-        q = self.query_norm(self.heads(self.query(x)))
-        k = self.key_norm(self.heads(self.key(x)))
+        return self.of_heads(self.query(x), self.key(x), turn)
+
+    def of_heads(self, q: Tensor, k: Tensor, turn: Rotation | None = None) -> tuple[Tensor, Tensor]:
+        """X W^Q and X W^K (B, T, d) as queries and keys of each head, normalised and turned where they are to be."""
+        q, k = self.query_norm(self.heads(q)), self.key_norm(self.heads(k))
         return (q, k) if turn is None else (rotate(q, turn), rotate(k, turn))
 
     def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
         if isinstance(mask, InputPast):
-            return self.from_inputs(x, mask)
-        q, k = self.queries_keys(x, turn)
-        v = self.heads(self.value(x))
-        mixed = self.mixing(q, k, v, mask).transpose(1, 2).flatten(-2)  # (B, T, d)
+            return self.from_inputs(x, self.query(x), self.value(x), mask)
+        return self.mix(self.query(x), self.key(x), self.value(x), mask, turn)
+
+    def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:
+        """Everything behind X W^Q, X W^K and X W^V, (B, T, d) each: (B, T, d)."""
+        mixed = self.mixing(*self.of_heads(q, k, turn), self.heads(v), mask).transpose(1, 2).flatten(-2)  # (B, T, d)
         return self.dropout(self.projection(mixed))
 
-    def from_inputs(self, x: Tensor, past: InputPast) -> Tensor:
+    def from_inputs(self, x: Tensor, q: Tensor, v: Tensor, past: InputPast) -> Tensor:
         """The same from a cache of inputs alone, (B, t, d) → (B, t, d).
 
         Scores: (x_q W^Q_h)(x_k W^K_h)ᵀ = (x_q W^Q_h W^K_hᵀ)·x_k. Values: A_h (X W^V_h) = (A_h X) W^V_h. A bias of the
-        keys adds the same to every score of a query, and so nothing to A.
+        keys adds the same to every score of a query, and so nothing to A. That costs t·S·H·d; making the keys of all
+        inputs again costs S·d·d, which is less from t = d / H new tokens on.
         """
-        v, inputs = self.heads(self.value(x)), past.append(x)  # (B, H, t, D), (B, S, d)
-        if inputs.shape[1] == x.shape[1]:  # nothing came before, so keys and values of all inputs are at hand
-            attended = past.cache.attend(*self.queries_keys(x), v)
+        q, v, inputs = self.heads(q), self.heads(v), past.append(x)  # (B, H, t, D) twice, (B, S, d)
+        if inputs.shape[1] == x.shape[1]:  # nothing came before
+            attended = past.cache.attend(q, self.heads(self.key(x)), v)
+        elif x.shape[1] >= q.shape[-1]:
+            attended = past.cache.attend(q, self.heads(self.key(inputs)), self.heads(self.value(inputs)))
         else:
             w_key = self.key.weight.unflatten(0, (self.n_head, -1))  # (H, D, d)
-            weights = past.weights(self.heads(self.query(x)) @ w_key, inputs)  # (B, H, t, S)
-            attended = self._mix_inputs(weights, inputs)
+            attended = self._mix_inputs(past.weights(by_head(q, w_key), inputs), inputs)
         mixed = self.mixing.combine(v, attended, past).transpose(1, 2).flatten(-2)
         return self.projection(mixed)
 
     def _mix_inputs(self, weights: Tensor, inputs: Tensor) -> Tensor:
         """A_h (X W^V_h) from A (B, H, t, S) and X (B, S, d): (B, H, t, D)."""
-        if self.value is identity:  # each head mixes its own columns
-            return weights @ self.heads(inputs)
+        if self.value is identity:  # each head mixes its own columns; row by row, for a batch of them would be copied
+            return torch.stack([row @ x for row, x in zip(weights, self.heads(inputs), strict=True)])
         batch, heads, new, length = weights.shape
         whole = (weights.reshape(batch, heads * new, length) @ inputs).view(batch, heads, new, -1)
         value = as_linear(self.value)
         assert isinstance(value, nn.Linear)
-        mixed = whole @ value.weight.unflatten(0, (heads, -1)).mT  # (B, H, t, d) · (H, d, D)
+        mixed = by_head(whole, value.weight.unflatten(0, (heads, -1)).mT)
         # rows of A add up to 1, so a bias of the values comes through as it is
         return mixed if value.bias is None else mixed + value.bias.view(heads, 1, -1)
 

@@ -3,27 +3,16 @@
 Shapes: B batch, T tokens, d width.
 """
 
-import torch
 from torch import Tensor, nn
 
 from skipless.config import BLOCKS, GainConfig, ModelConfig
-from skipless.nn.attention import Attention, as_linear
+from skipless.nn import fast
+from skipless.nn.attention import Attention
 from skipless.nn.cache import Past
-from skipless.nn.layers import (
-    GLU,
-    MLP,
-    MLPS,
-    Rotation,
-    Scale,
-    WithGains,
-    make_norm,
-    nothing,
-    scale_linear,
-    weighted_sum,
-)
+from skipless.nn.layers import GLU, MLP, MLPS, Rotation, Scale, WithGains, make_norm, nothing, weighted_sum
 from skipless.nn.mask import Mask
 
-__all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "fold_block", "make_block"]
+__all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "make_block"]
 
 
 class SequentialBlock(WithGains):
@@ -96,9 +85,21 @@ class ParallelBlock(WithGains):
         self.add_gains(cfg.n_layer, alpha_comb=block.alpha_comb, beta_ff=block.beta_ff, beta_sa=block.beta_sa)
 
     def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
-        h = self.norm(x)
-        mha, mlp = self.attention(h, mask, turn), self.mlp(h)
+        mha, mlp = self.branches(self.norm(x), mask, turn)
         return weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
+
+    def branches(self, h: Tensor, mask: Mask | Past, turn: Rotation | None) -> tuple[Tensor | None, Tensor | None]:
+        """MHA(h) and MLP(h)."""
+        attention, mlp = self.attention, self.mlp
+        if isinstance(attention, Attention) and isinstance(mlp, MLP | GLU):
+            maps = (attention.query, attention.key, mlp.up)
+            hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (attention, mlp))
+            if not hooked and fast.can_fan_out(
+                h, maps
+            ):  # the same, with the gradients of h added up inside the products
+                q, k, up, h = fast.fan_out(h, *(part.weight for part in maps))
+                return attention.mix(q, k, attention.value(h), mask, turn), mlp.contract(up)
+        return attention(h, mask, turn), mlp(h)
 
 
 Block = SequentialBlock | ParallelBlock
@@ -107,16 +108,3 @@ Block = SequentialBlock | ParallelBlock
 def make_block(cfg: ModelConfig, layer: int = 0) -> Block:
     """Block number `layer` (from 0) of a model: equation 1 or 7."""
     return {"sequential": SequentialBlock, "parallel": ParallelBlock}[cfg.block.layout](cfg, layer)
-
-
-@torch.no_grad()
-def fold_block(block: Block) -> None:
-    """Multiply the gains of the branches into the matrices beside them, and make reparameterised maps one matrix."""
-    if isinstance(block.attention, Attention):
-        attention = block.attention
-        attention.value, attention.projection = as_linear(attention.value), as_linear(attention.projection)
-        if attention.scale_output(block.beta_sa):
-            block.set_gain("beta_sa", 1.0)
-    if isinstance(block.mlp, MLP | GLU):
-        scale_linear(block.mlp.down, block.beta_ff)
-        block.set_gain("beta_ff", 1.0)

@@ -106,9 +106,9 @@ class InputPast(Past):
         """The new rows of A, (B, H, t, S), for absorbed queries (B, H, t, d)."""
         batch, heads, new, width = absorbed.shape
         # one product for all heads: the inputs are read once
-        scores = (absorbed.reshape(batch, heads * new, width) @ inputs.mT).view(batch, heads, new, -1)
-        scores = scores / math.sqrt(self.cache.config.d_head)
-        rows = self.cache.bias(absorbed, new)
+        absorbed = absorbed.reshape(batch, heads * new, width) / math.sqrt(self.cache.config.d_head)
+        scores = (absorbed @ inputs.mT).view(batch, heads, new, -1)
+        rows = self.cache.bias(scores, new)
         if rows is None:
             return torch.softmax(scores, dim=-1)
         return safe_softmax(scores + (torch.where(rows, 0.0, float("-inf")) if rows.dtype == torch.bool else rows))
@@ -212,6 +212,9 @@ class Cache:
         """C·V of the new tokens (B, H, t, D): (discounted) sums so far over (discounted) counts so far."""
         assert layer.total is not None
         first, end = self.span(v.shape[-2])
+        if end - first == 1 and self.start is None and self.alibi is None:
+            layer.total += v
+            return (layer.total / end).to(v.dtype)
         index = torch.arange(first, end, device=self.device)
         wide = v.to(layer.total.dtype)
         count = index[None, :] + 1 if self.start is None else (index - self.start[:, None] + 1).clamp(min=0)

@@ -1,41 +1,53 @@
-"""Two operations with gradients written by hand, for they pass over memory fewer times than PyTorch's own on a CPU.
+"""Operations with gradients written by hand, for they pass over memory fewer times than PyTorch's own on a CPU.
 
 Each stands beside the form that one reads, and is tested against it: `rms_norm` beside `torch.nn.functional.rms_norm`,
-`shaped_causal` beside `Shaped.combine`. `torch.compile` and accelerators fuse such things themselves, so there, and for
-types other than float32 and float64, the readable form runs.
+`fan_out` beside `F.linear`, `relu_linear` beside `MLP`, `two_terms` beside `weighted_sum`, `shaped_causal` beside
+`Shaped.combine`. `torch.compile` and accelerators fuse such things themselves, so there, and for types other than
+float32 and float64, the readable form runs.
 
 Shapes: B batch, T tokens, H heads, D width of a head, d = H·D.
 """
 
+from collections.abc import Sequence
 from typing import Any
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 from torch.autograd.function import once_differentiable
+
+EXACT = (torch.float32, torch.float64)
 
 CHUNK = 16
 """Tokens of a running sum that are summed by one small product. Not tuned: best of 16, 32 and 64 on a busy CPU."""
 
 
-def by_hand(*tensors: Tensor) -> bool:
-    """Whether the forms of this file are the faster ones here."""
-    plain = all(x.device.type == "cpu" and x.dtype in (torch.float32, torch.float64) for x in tensors)
+def by_hand(*parts: object) -> bool:
+    """Whether the forms of this file are the faster ones here: all of them float32 or all float64, on a CPU."""
+    tensors = [part for part in parts if isinstance(part, Tensor)]
+    plain = len(tensors) == len(parts) and all(x.device.type == "cpu" and x.dtype in EXACT for x in tensors)
     return plain and len({x.dtype for x in tensors}) == 1 and not torch.compiler.is_compiling()
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + eps) · weight."""
-    if by_hand(x, weight):
+    if not by_hand(x, weight):
+        return F.rms_norm(x, weight.shape, weight, eps)
+    if torch.is_grad_enabled():
         return _RMSNorm.apply(x, weight, eps)
-    return F.rms_norm(x, weight.shape, weight, eps)
+    return (x * _rms_scale(x, eps)).mul_(weight)
+
+
+def _rms_scale(x: Tensor, eps: float) -> Tensor:
+    """1 / √(mean(x²) + eps)."""
+    norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
+    return norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()
 
 
 class _RMSNorm(torch.autograd.Function):
     @staticmethod
     def forward(ctx: Any, x: Tensor, weight: Tensor, eps: float) -> Tensor:
-        norm = torch.linalg.vector_norm(x, dim=-1, keepdim=True)
-        scale = norm.square_().div_(x.shape[-1]).add_(eps).rsqrt_()  # 1 / √(mean(x²) + eps)
+        scale = _rms_scale(x, eps)
         ctx.save_for_backward(x, weight, scale)
         return (x * scale).mul_(weight)
 
@@ -95,13 +107,28 @@ class _ShapedCausal(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
         v, attended, alpha, beta, gamma = ctx.saved_tensors
         grad = grad_outputs[0].transpose(1, 2)  # (B, T, H, D)
-        shares = grad / _counts(v)
-        flat = shares.flatten(2)
-        behind = (flat.sum(1, keepdim=True) - running_sum(flat)).view(v.shape).add_(shares)
-        grad_v = (grad * alpha.view(-1, 1)).addcmul_(behind, gamma.view(-1, 1), value=-1)
-        grad_attended = grad * beta.view(-1, 1)
-        gains = (_per_head(grad, v, alpha), _per_head(grad, attended, beta), _per_head(behind, v, gamma).neg_())
-        return grad_v.transpose(1, 2), grad_attended.transpose(1, 2), *gains
+        behind = sum_behind(grad.flatten(2)).view(v.shape)
+        product = torch.empty_like(behind)
+        grad_alpha, grad_beta = _per_head(grad, v, alpha, product), _per_head(grad, attended, beta, product)
+        grad_gamma = _per_head(behind, v, gamma, product).neg_()
+        grad_v = torch.mul(grad, alpha.view(-1, 1), out=product).addcmul_(behind, gamma.view(-1, 1), value=-1)
+        grad_attended = torch.mul(grad, beta.view(-1, 1), out=behind)
+        return grad_v.transpose(1, 2), grad_attended.transpose(1, 2), grad_alpha, grad_beta, grad_gamma
+
+
+def sum_behind(x: Tensor) -> Tensor:
+    """Σ_(i ≥ j) x_i / (i + 1) over the tokens of (B, T, d): chunks by small products, then what later chunks add."""
+    batch, length, width = x.shape
+    shares = 1 / torch.arange(1, length + 1, dtype=x.dtype, device=x.device)
+    chunk = CHUNK if length % CHUNK == 0 else length if length < 4 * CHUNK else 1
+    if chunk == 1:  # no whole number of chunks
+        shared = x * shares[:, None]
+        return (shared.sum(1, keepdim=True) - running_sum(shared)).add_(shared)
+    triangles = torch.ones(chunk, chunk, dtype=x.dtype, device=x.device).triu_() * shares.view(-1, 1, chunk)
+    sums = triangles @ x.reshape(batch, -1, chunk, width)  # (T / chunk, chunk, chunk) · (B, T / chunk, chunk, d)
+    later = sums[:, 1:, :1].flip(1).cumsum(1).flip(1)
+    sums[:, :-1] += later
+    return sums.view(batch, length, width)
 
 
 def _counts(v: Tensor) -> Tensor:
@@ -109,7 +136,98 @@ def _counts(v: Tensor) -> Tensor:
     return torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).view(-1, 1, 1)
 
 
-def _per_head(a: Tensor, b: Tensor, gain: Tensor) -> Tensor:
-    """Σ a·b over batch, tokens and the width of a head, in the shape of a gain."""
-    heads = torch.linalg.vecdot(a, b).sum((0, 1))
+def _per_head(a: Tensor, b: Tensor, gain: Tensor, product: Tensor) -> Tensor:
+    """Σ a·b over batch, tokens and the width of a head, in the shape of a gain; `product` is overwritten."""
+    torch.mul(a, b, out=product)
+    tokens = product.shape[0] * product.shape[1]
+    columns = product.new_ones(1, tokens) @ product.view(tokens, -1)  # (1, H·D)
+    heads = columns.view(product.shape[2], -1).sum(-1)
     return (heads if gain.numel() > 1 else heads.sum()).view(gain.shape)
+
+
+def is_plain(layer: object) -> bool:
+    """Whether a layer is a product with a matrix and nothing else: no bias, no hook, nothing that stands in for it."""
+    bare = type(layer) is nn.Linear and layer.bias is None
+    return bare and not (layer._forward_hooks or layer._forward_pre_hooks)  # pyrefly: ignore
+
+
+def can_fan_out(x: Tensor, maps: Sequence[nn.Module]) -> bool:
+    """Whether `fan_out` serves for these maps of x."""
+    plain = torch.is_grad_enabled() and all(is_plain(part) for part in maps)
+    return plain and by_hand(x, *(part.weight for part in maps)) and not torch.is_autocast_enabled("cpu")
+
+
+def fan_out(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+    """x Wᵀ for each weight, and x: (…, d) → (…, F) each."""
+    return _FanOut.apply(x, *weights)
+
+
+class _FanOut(torch.autograd.Function):
+    """The gradients of x are added up by the products that make them, not in passes of their own."""
+
+    @staticmethod
+    def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.save_for_backward(x, *weights)
+        return *(x @ weight.mT for weight in weights), x.view_as(x)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
+        *grads, total = (grad.flatten(0, -2) for grad in grad_outputs)
+        x, *weights = ctx.saved_tensors
+        flat = x.flatten(0, -2)
+        grad_x = torch.addmm(total, grads[0], weights[0])
+        for grad, weight in zip(grads[1:], weights[1:], strict=True):
+            grad_x.addmm_(grad, weight)
+        return grad_x.view(x.shape), *(grad.mT @ flat for grad in grads)
+
+
+def relu_linear(hidden: Tensor, weight: Tensor) -> Tensor:
+    """ReLU(hidden) Wᵀ, (…, F) → (…, d); `hidden` is overwritten."""
+    return _ReluLinear.apply(hidden, weight)
+
+
+class _ReluLinear(torch.autograd.Function):
+    """Both ways the wide array is made once and changed in place."""
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor) -> Tensor:
+        hidden.relu_()
+        ctx.save_for_backward(hidden, weight)
+        return hidden @ weight.mT
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor]:  # pyrefly: ignore
+        (grad,), (hidden, weight) = grad_outputs, ctx.saved_tensors
+        grad_weight = grad.flatten(0, -2).mT @ hidden.flatten(0, -2)
+        grad_hidden = grad @ weight
+        torch.ops.aten.threshold_backward.grad_input(grad_hidden, hidden, 0, grad_input=grad_hidden)
+        return grad_hidden, grad_weight
+
+
+def are_two_terms(a: object, x: Tensor, b: object, y: Tensor) -> bool:
+    """Whether `two_terms` serves: two trainable gains, of one element each, and tensors of one shape."""
+    if not (torch.is_grad_enabled() and x.shape == y.shape and by_hand(a, x, b, y)):
+        return False
+    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel() == b.numel() == 1
+
+
+def two_terms(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
+    """a·x + b·y for gains of one element."""
+    return _TwoTerms.apply(a, x, b, y)
+
+
+class _TwoTerms(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:
+        ctx.save_for_backward(a, x, b, y)
+        return (x * a).addcmul_(y, b)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
+        (grad,), (a, x, b, y) = grad_outputs, ctx.saved_tensors
+        flat = grad.reshape(-1)
+        grad_a, grad_b = (torch.dot(flat, part.reshape(-1)).view(gain.shape) for gain, part in ((a, x), (b, y)))
+        return grad_a, grad * a, grad_b, grad * b

@@ -12,6 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 
 from skipless.config import BlockConfig, GainConfig, MapConfig, ModelConfig
+from skipless.nn import fast
 from skipless.nn.fast import rms_norm
 
 Scale = nn.Parameter | float | None
@@ -68,10 +69,22 @@ def scaled(gain: nn.Parameter | float, x: Tensor) -> Tensor:
     return x if gain == 1 else x * gain
 
 
+def add_scaled(total: Tensor, gain: nn.Parameter | float, x: Tensor, sign: int = 1) -> Tensor:
+    """total ± gain · x, in one pass over memory where the gain is trainable."""
+    if isinstance(gain, Tensor) and total.dtype == x.dtype:
+        return torch.addcmul(total, x, gain.to(x.dtype), value=sign)
+    return total + scaled(gain, x) if sign > 0 else total - scaled(gain, x)
+
+
 def weighted_sum(*terms: tuple[Scale, Tensor | None]) -> Tensor:
     """Σ gain·x over the terms that are there; a term whose gain is None is not."""
-    first, *rest = (scaled(gain, x) for gain, x in terms if gain is not None and x is not None)
-    return sum(rest, first)
+    (gain, x), *rest = [(gain, x) for gain, x in terms if gain is not None and x is not None]
+    if len(rest) == 1 and fast.are_two_terms(gain, x, *rest[0]):
+        return fast.two_terms(gain, x, *rest[0])  # pyrefly: ignore  (the same in fewer passes)
+    total = scaled(gain, x)
+    for gain, x in rest:
+        total = add_scaled(total, gain, x)
+    return total
 
 
 def nothing(*_: object) -> None:
@@ -103,20 +116,25 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
 }
 
 
-def make_norm(block: BlockConfig, width: int, *, always: bool = False) -> nn.Module:
-    """The block's norm; with `always`, an RMSNorm where the block has none (after the embedding, after the blocks)."""
-    kind = "rmsnorm" if always and block.norm == "none" else block.norm
-    return NORMS[kind](width, block.norm_eps, block.bias)
+def make_norm(block: BlockConfig, width: int) -> nn.Module:
+    """The norm inside a block."""
+    return NORMS[block.norm](width, block.norm_eps, block.bias)
+
+
+def make_outer_norm(cfg: ModelConfig) -> nn.Module:
+    """The norm after the embedding or after the last block, which is there also where the blocks have none."""
+    kind = cfg.outer_norm or (cfg.block.norm if cfg.block.norm != "none" else "rmsnorm")
+    return NORMS[kind](cfg.d_model, cfg.block.norm_eps, cfg.block.bias)
 
 
 # ------------------------------------------------------------------------------- MLPs
 
 
-def make_activation(block: BlockConfig) -> Callable[[Tensor], Tensor]:
-    """The non-linearity by its name."""
+def make_activation(block: BlockConfig, *, inplace: bool = False) -> Callable[[Tensor], Tensor]:
+    """The non-linearity by its name; `inplace` lets it overwrite its input where its gradient needs only the output."""
     return {
-        "relu": F.relu,
-        "leaky-relu": partial(F.leaky_relu, negative_slope=block.negative_slope),
+        "relu": partial(F.relu, inplace=inplace),
+        "leaky-relu": partial(F.leaky_relu, negative_slope=block.negative_slope, inplace=inplace),
         "gelu": F.gelu,
         "gelu-tanh": partial(F.gelu, approximate="tanh"),
         "silu": F.silu,
@@ -130,11 +148,24 @@ class MLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(cfg.d_model, cfg.ff_width, bias=cfg.block.bias)
         self.down = nn.Linear(cfg.ff_width, cfg.d_model, bias=cfg.block.bias)
-        self.activation = make_activation(cfg.block)
+        # the product before it keeps its inputs, not its output: overwriting that saves an array of (B, T, F)
+        self.activation = make_activation(cfg.block, inplace=True)
+        self.is_relu = cfg.block.activation == "relu"
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → (B, T, F) → (B, T, d)
-        return self.dropout(self.down(self.activation(self.up(x))))
+        return self.contract(self.up(x))
+
+    def contract(self, hidden: Tensor) -> Tensor:
+        """Everything behind the first product."""
+        if self.by_hand(hidden):
+            return self.dropout(fast.relu_linear(hidden, self.down.weight))  # the same with fewer arrays
+        return self.dropout(self.down(self.activation(hidden)))
+
+    def by_hand(self, hidden: Tensor) -> bool:
+        """Whether ReLU and the second product are one operation."""
+        plain = self.is_relu and fast.is_plain(self.down) and torch.is_grad_enabled()
+        return plain and fast.by_hand(hidden, self.down.weight) and not torch.is_autocast_enabled("cpu")
 
 
 class GLU(nn.Module):
@@ -148,7 +179,11 @@ class GLU(nn.Module):
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → 2 × (B, T, F / 2) → (B, T, d)
-        hidden, gate = self.up(x).chunk(2, dim=-1)
+        return self.contract(self.up(x))
+
+    def contract(self, hidden: Tensor) -> Tensor:
+        """Everything behind the first product."""
+        hidden, gate = hidden.chunk(2, dim=-1)
         return self.dropout(self.down(hidden * self.activation(gate)))
 
 

@@ -14,9 +14,18 @@ from torch import Tensor, nn
 from skipless.config import ModelConfig
 from skipless.errors import UserError
 from skipless.nn.attention import Attention
-from skipless.nn.blocks import ParallelBlock, SequentialBlock, fold_block, make_block
+from skipless.nn.blocks import ParallelBlock, SequentialBlock, make_block
 from skipless.nn.cache import Cache, Past, pick_mode
-from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm, WithGains, make_norm, make_positions, rotation
+from skipless.nn.folded import along_longer_side, fold_block
+from skipless.nn.layers import (
+    LearnedPositions,
+    ReparamLinear,
+    RMSNorm,
+    WithGains,
+    make_outer_norm,
+    make_positions,
+    rotation,
+)
 from skipless.nn.mask import Mask, alibi_slopes
 
 IGNORED = -100
@@ -39,13 +48,11 @@ class Transformer(nn.Module):
         self.config = cfg
         self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
         self.positions = make_positions(cfg)
-        self.embedding_norm = (
-            make_norm(cfg.block, cfg.d_model, always=True) if cfg.normalises_embedding else nn.Identity()
-        )
+        self.embedding_norm = make_outer_norm(cfg) if cfg.normalises_embedding else nn.Identity()
         self.dropout = nn.Dropout(cfg.dropout)
         self.blocks = nn.ModuleList(make_block(cfg, layer) for layer in range(cfg.n_layer))
         ends_in_norm = cfg.block.norm_position == "post" and cfg.block.norm != "none"
-        self.norm = nn.Identity() if ends_in_norm else make_norm(cfg.block, cfg.d_model, always=True)
+        self.norm = nn.Identity() if ends_in_norm else make_outer_norm(cfg)
 
     def hidden(self, ids: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """What the head sees: (B, T) token ids → (B, T, d).
@@ -98,16 +105,19 @@ class Transformer(nn.Module):
         if ids.shape[1] > self.config.max_seq_len:
             raise UserError(f"a sequence of {ids.shape[1]} tokens is longer than max_seq_len {self.config.max_seq_len}")
 
+    @torch.no_grad()
     def fold(self) -> Self:
-        """A copy for inference with gains multiplied into the matrices beside them: same outputs, fewer operations.
+        """A copy for inference: same outputs, fewer operations; see `skipless.nn.folded`.
 
-        β_FF goes into the MLP's last matrix, β_SA into the gains of the mixing or into W^P, and a reparameterised map
-        becomes one matrix. The copy no longer has the parameters of its configuration, so it cannot be saved as one.
+        β_FF goes into the MLP's last matrix, β_SA into the gains of the mixing or into W^P, a reparameterised map
+        becomes one matrix, and maps of one input become one product. The copy no longer has the parameters of its
+        configuration, so it cannot be saved as one.
         """
         folded = copy.deepcopy(self).eval()
-        for block in folded.blocks:
+        for number, block in enumerate(folded.blocks):
             assert isinstance(block, SequentialBlock | ParallelBlock)
-            fold_block(block)
+            folded.blocks[number] = fold_block(block)
+        folded.embedding.weight = nn.Parameter(along_longer_side(folded.embedding.weight))
         return folded.requires_grad_(False)
 
     def num_parameters(self, *, trainable_only: bool = True) -> int:

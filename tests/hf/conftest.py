@@ -11,7 +11,7 @@ from tests.train.tiny import tiny, write_text
 def run_folder(tmp_path_factory):
     """A `sas-p` trained for a few steps, with text that repeats itself."""
     folder = tmp_path_factory.mktemp("hf")
-    changes = {"model.block": "sas-p", "model.max_seq_len": 160, "train.sample_every": 0}
+    changes = {"model.block": "sas-p", "model.max_seq_len": 128, "train.sample_every": 0}
     cfg = tiny(write_text(folder / "text"), changes, steps=40, eval_every=20, save_every=20)
     return train(cfg, folder / "run", cache_dir=folder / "cache", trackers=[]).folder
 

@@ -159,12 +159,22 @@ def test_folding_changes_nothing(block):
     """Beyond rounding, with and without a cache; and there is less to do."""
     model = make(block)
     folded = model.fold()
-    ids = torch.randint(V, (2, 12))
+    ids = torch.randint(V, (2, 24))
     with torch.no_grad():
         expected = model(ids)
         assert_equal(folded(ids), expected)
-    for mode in modes(model):
-        assert_equal(feed(folded, ids, [5, 6, 7], mode), expected)
+    for mode in modes(model):  # pieces of fewer and of more tokens than a head is wide
+        for one in (model, folded):
+            assert_equal(feed(one, ids, [3, 4, 16, 17], mode), expected)
     assert folded.blocks[0].beta_ff in (1.0, None)
     assert not any(parameter.requires_grad for parameter in folded.parameters())
     assert len(list(folded.parameters())) <= len(list(model.parameters()))
+
+
+@pytest.mark.parametrize("block", ["pre-ln", "parallel", "sas", "sas-p"])
+def test_folding_stores_nothing_twice(block):
+    model = make(block)
+    folded = model.fold()
+    tensors = [*folded.parameters(), *folded.buffers()]
+    stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
+    assert sum(stored.values()) <= sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))

@@ -4,7 +4,9 @@ import pytest
 import torch
 import torch.nn.functional as F
 
+from skipless.config import ModelConfig
 from skipless.nn import Mask, fast
+from skipless.nn.layers import MLP
 
 SHAPES = [(1, 1), (2, 15), (3, 16), (2, 17), (1, 64), (2, 100)]
 
@@ -47,6 +49,59 @@ def test_shaped_causal(shape, heads):
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+@pytest.mark.parametrize("shape", SHAPES)
+def test_sum_behind(shape):
+    x = torch.randn(*shape, 6, dtype=torch.float64)
+    shared = x / torch.arange(1, shape[1] + 1, dtype=torch.float64)[:, None]
+    torch.testing.assert_close(fast.sum_behind(x), shared.flip(1).cumsum(1).flip(1), rtol=1e-12, atol=1e-12)
+
+
+def test_fan_out():
+    x, weights = torch.randn(2, 5, 8).double(), [torch.randn(width, 8).double() for width in (3, 8, 4)]
+    inputs = [tensor.requires_grad_() for tensor in (x, *weights)]
+    ours, theirs = fast.fan_out(*inputs), (*(F.linear(x, weight) for weight in weights), x)
+    grads = [torch.randn_like(y) for y in theirs]
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad(y, inputs, grads) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+    assert fast.can_fan_out(x, [torch.nn.Linear(8, 3, bias=False).double()])
+    assert not fast.can_fan_out(x, [torch.nn.Linear(8, 3).double()])
+    assert not fast.can_fan_out(x, [torch.nn.Identity()])
+
+
+def test_relu_linear():
+    hidden, weight = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
+    hidden[0, 0] = 0.0  # its gradient is taken as 0, as PyTorch does
+    hidden, weight, grad = hidden.requires_grad_(), weight.requires_grad_(), torch.randn(2, 5, 3, dtype=torch.float64)
+    ours, theirs = fast.relu_linear(hidden * 1.0, weight), F.linear(F.relu(hidden), weight)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad(y, (hidden, weight), grad) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
+
+
+def test_hooks_on_the_second_product_still_fire():
+    mlp = MLP(ModelConfig(block="sas-p", n_layer=1, d_model=8, n_head=2))
+    x, seen = torch.randn(2, 3, 8), []
+    assert mlp.by_hand(mlp.up(x))
+    expected = mlp(x)
+    mlp.down.register_forward_hook(lambda module, inputs, output: seen.append(output))
+    torch.testing.assert_close(mlp(x), expected)
+    assert len(seen) == 1
+
+
+def test_two_terms():
+    x, y, grad = torch.randn(3, 2, 5, 4, dtype=torch.float64)
+    inputs = [t.requires_grad_() for t in (torch.tensor([0.3]).double(), x, torch.tensor([-2.0]).double(), y)]
+    assert fast.are_two_terms(*inputs)
+    assert not fast.are_two_terms(1.0, *inputs[1:])
+    assert not fast.are_two_terms(*inputs[:3], y[:1])
+    a, x, b, y = inputs
+    for ours, theirs in zip(
+        *(torch.autograd.grad(out, inputs, grad) for out in (fast.two_terms(*inputs), a * x + b * y)), strict=True
+    ):
+        torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
 
 def test_gradients_against_finite_differences():

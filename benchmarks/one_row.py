@@ -1,0 +1,60 @@
+"""What decoding waits for: a product of one row with each matrix of a `sas-p` layer, by how the matrix lies in memory.
+
+    python benchmarks/one_row.py
+
+Contiguous rows (as training has them), contiguous columns, and 8-bit weights with bfloat16 inputs (PyTorch's own,
+private, `_weight_int8pack_mm`). Gigabytes of float32 weights a second, so that the three compare; then one JSON line.
+"""
+
+import json
+import statistics
+from collections.abc import Callable
+
+import torch
+import torch.nn.functional as F
+from rich.console import Console
+from torch import Tensor
+
+from skipless.bench import take_turns
+from skipless.display import table
+
+MATRICES = {"queries, keys, MLP in (4608×768)": (4608, 768), "MLP out (768×3072)": (768, 3072), "head": (50_000, 768)}
+COPIES = 64 << 20
+"""Parameters of each kind in all: more than any cache holds."""
+
+
+def cases(rows: int, columns: int) -> dict[str, Callable[[], object]]:
+    """The three ways."""
+    count = max(1, COPIES // (rows * columns))
+    x = torch.randn(1, columns)
+    plain = [torch.randn(rows, columns) for _ in range(count)]
+    turned = [weight.mT.contiguous().mT for weight in plain]
+    eight = [torch.randint(-127, 127, (rows, columns), dtype=torch.int8) for _ in range(count)]
+    half, scales = x.bfloat16(), torch.rand(rows).bfloat16()
+
+    def product(weights: list[Tensor]) -> Callable[[], object]:
+        return lambda: [F.linear(x, weight) for weight in weights]
+
+    return {
+        "rows": product(plain),
+        "columns": product(turned),
+        "8 bits": lambda: [torch._weight_int8pack_mm(half, weight, scales) for weight in eight],
+    }
+
+
+@torch.inference_mode()
+def main() -> None:
+    """Measure and show."""
+    found: dict[str, dict[str, float]] = {}
+    for name, (rows, columns) in MATRICES.items():
+        times = take_turns(cases(rows, columns), 15, torch.device("cpu"))
+        size = 4 * rows * columns * max(1, COPIES // (rows * columns))
+        found[name] = {way: size / statistics.median(seconds) / 1e9 for way, seconds in times.items()}
+    lines = [[name, *(f"{speed:.1f}" for speed in ways.values())] for name, ways in found.items()]
+    head = ["GB/s of float32 weights", "contiguous rows", "contiguous columns", "8 bits"]
+    Console().print(table("One row times a matrix", head, lines))
+    print(json.dumps(found))
+
+
+if __name__ == "__main__":
+    main()

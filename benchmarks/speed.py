@@ -1,0 +1,146 @@
+"""Every figure that the README and docs/performance.md give for speed and memory, with the floor it has to reach.
+
+    python benchmarks/speed.py            # about ten minutes on two cores
+    python benchmarks/speed.py train      # one part: train, long, explicit, step, decode, caches, memory
+
+A table, then one JSON line. Exit status 1 if a figure is below its floor.
+"""
+
+import argparse
+import json
+import sys
+from collections.abc import Callable
+from dataclasses import dataclass
+
+import torch
+from rich.console import Console
+
+from skipless.bench import (
+    EXPLICIT,
+    HF,
+    Row,
+    Shape,
+    bench_caches,
+    bench_decode,
+    bench_memory,
+    bench_step,
+    bench_train,
+)
+from skipless.config import ModelConfig
+from skipless.display import table
+from skipless.machine import machine, matmul_speed, pick_device, versions
+from skipless.nn import CausalLM
+
+
+@dataclass(frozen=True)
+class Figure:
+    """A measured figure against its floor (or ceiling)."""
+
+    case: str
+    against: str
+    value: float
+    spread: tuple[float, float] | None
+    bound: float
+    at_most: bool = False
+
+    @property
+    def reached(self) -> bool:
+        """Whether it is on the right side of its bound."""
+        return self.value <= self.bound if self.at_most else self.value >= self.bound
+
+
+def ratio(rows: list[Row], case: str, name: str, reference: str, floor: float) -> Figure:
+    """How many times as fast `name` is as `reference`."""
+    value, low, high = next(row for row in rows if row.name == name).speedup[reference]
+    return Figure(f"{case}: {name}", reference, value, (low, high), floor)
+
+
+def train(device: str) -> list[Figure]:
+    """Stacks of blocks at 128 tokens."""
+    rows = bench_train(Shape(), 41, device)
+    floors = {"sas": 1.10, "sas-p": 1.15, "sas-p-nonorm": 1.18}
+    both = [ratio(rows, "T=128", name, other, floor) for name, floor in floors.items() for other in (HF, "pre-ln")]
+    return [ratio(rows, "T=128", "pre-ln", HF, 1.0), *both]
+
+
+def long(device: str) -> list[Figure]:
+    """The same at 1,024 tokens, and against the explicit form."""
+    rows = bench_train(Shape(length=1024), 11, device, explicit=True)
+    explicit = ratio(rows, "T=1,024", "sas-p", "sas-p" + EXPLICIT, 2.4)
+    return [ratio(rows, "T=1,024", "sas-p", HF, 1.12), explicit]
+
+
+def explicit(device: str) -> list[Figure]:
+    """Against the explicit form at 4,096 tokens."""
+    rows = bench_train(Shape(length=4096, tokens=4096, depth=1), 3, device, explicit=True)
+    return [ratio(rows, "T=4,096", "sas-p", "sas-p" + EXPLICIT, 5.0)]
+
+
+def step(device: str) -> list[Figure]:
+    """A whole training step of 18 layers with a vocabulary of 50,000."""
+    rows = bench_step(Shape(depth=18), 3, device)
+    memory = {row.name: row.peak_bytes or 0 for row in rows}
+    share = Figure("training step: sas-p, peak memory", HF, memory["sas-p"] / memory[HF], None, 0.75, at_most=True)
+    return [ratio(rows, "training step", "sas-p", HF, 1.13), share]
+
+
+def decode(device: str) -> list[Figure]:
+    """128 new tokens after 512, 18 layers, one sequence."""
+    rows = bench_decode(Shape(length=512, depth=18), 3, device)
+    hugging_face = [ratio(rows, "decoding", "sas-p (kx)", f"{HF} ({cache})", 1.3) for cache in ("dynamic", "static")]
+    return [*hugging_face, ratio(rows, "decoding", "sas-p (kx)", "pre-ln (kv)", 1.15)]
+
+
+def caches(device: str) -> list[Figure]:
+    """Bytes of the caches, and one more token for 16 sequences of 1,024."""
+    found = []
+    for mode, bound in (("x", 0.5), ("kx", 1.0)):
+        model, plain = (CausalLM(ModelConfig(block=name, n_layer=2, vocab_size=64)) for name in ("sas-p", "pre-ln"))
+        share = model.new_cache(mode=mode).bytes_per_token / plain.new_cache(mode="kv").bytes_per_token
+        found.append(Figure(f"bytes of a token, mode {mode}", "kv", share, None, bound, at_most=True))
+    rows = bench_caches(Shape(length=1024, depth=18), 9, device, batch=16)
+    # the faster mode is the one that `auto` picks
+    return [*found, ratio(rows, "16 sequences of 1,024", "sas-p (kx)", "pre-ln (kv)", 1.0)]
+
+
+def memory(device: str) -> list[Figure]:
+    """Growth with the length of the sequence."""
+    found = bench_memory(Shape(length=8192), 1, device)
+    slope = found["memory_slope_from_1024"]
+    return [Figure("memory of a sas-p layer, T 1,024 to 8,192", "log-log slope", slope, None, 1.1, at_most=True)]
+
+
+PARTS: dict[str, Callable[[str], list[Figure]]] = {
+    part.__name__: part for part in (train, long, explicit, step, decode, caches, memory)
+}
+
+
+def main() -> int:
+    """Measure, show, and say whether every figure is where it should be."""
+    parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
+    parser.add_argument("parts", nargs="*", choices=[*PARTS, []], help="what to measure; everything if not given")
+    parser.add_argument("--device", default="auto")
+    given = parser.parse_args()
+    speed = matmul_speed(pick_device(given.device), torch.float32)
+    found: list[Figure] = []
+    for name in given.parts or PARTS:
+        print(f"{name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
+        found += PARTS[name](given.device)
+    lines = [
+        [
+            figure.case,
+            figure.against,
+            f"{figure.value:.3f}" + (f" ({figure.spread[0]:.2f}–{figure.spread[1]:.2f})" if figure.spread else ""),
+            f"{'≤' if figure.at_most else '≥'} {figure.bound:g}",
+            "yes" if figure.reached else "NO",
+        ]
+        for figure in found
+    ]
+    Console(width=120).print(table("Speed and memory", ["case", "against", "measured", "bound", "reached"], lines))
+    about = {"machine": machine(), "versions": versions(), "peak_gflops": round(speed / 1e9, 1)}
+    print(json.dumps({**about, "figures": [{**vars(figure), "reached": figure.reached} for figure in found]}))
+    return 0 if all(figure.reached for figure in found) else 1
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,210 @@
+"""The paper's experiments and what they are tuned with: `skipless reproduce`, `skipless sweep`."""
+
+import json
+import shlex
+import sys
+import time
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skipless.cli.frame import STOPPED, CacheOption, JsonOption, SetOption, app
+from skipless.errors import UserError
+
+
+@app.command()
+def reproduce(
+    ids: Annotated[
+        list[str] | None, typer.Argument(metavar="[ID]...", help="Experiments as --list names them, or all.")
+    ] = None,
+    scale: Annotated[str, typer.Option(help="laptop or paper.")] = "laptop",
+    seeds: Annotated[int, typer.Option(help="Seeds of each run: 0, 1, …", min=1)] = 1,
+    budget: Annotated[
+        float | None, typer.Option(metavar="MINUTES", help="Stop after this time; what is done is saved.", min=0)
+    ] = None,
+    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time; they share the cores.", min=1)] = 1,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs; those that are there are reused.")] = Path(
+        "runs"
+    ),
+    out: Annotated[Path, typer.Option(help="Folder of the page, the plots and their CSV.")] = Path("results"),
+    rates: Annotated[Path | None, typer.Option(help="Tuned values, as `skipless sweep` writes them.")] = None,
+    source: Annotated[
+        str | None,
+        typer.Option(help="Text for every run: python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field."),
+    ] = None,
+    settings: SetOption = None,
+    cache_dir: CacheOption = None,
+    list_only: Annotated[
+        bool, typer.Option("--list", help="Show the experiments, what they cost, and what the paper found.")
+    ] = False,
+    as_json: JsonOption = False,
+) -> None:
+    """Run the paper's experiments, or what is missing of them, and judge its claims.
+
+    A run is found by its configuration: experiments share runs, finished ones are reused, interrupted ones go on.
+    Several of these commands on one folder share the work. Exit status: 0 done, or the budget is spent; 3 a run has
+    failed; 130 and 143 saved and stopped by Ctrl-C or SIGTERM.
+
+    Examples:
+
+    - `skipless reproduce --list`
+
+    - `skipless reproduce fig5 --seeds 3 --jobs 2`
+
+    - `skipless reproduce languini --source 'jsonl:books.jsonl.zst#text' --budget 60`
+
+    - `skipless reproduce all --scale paper --seeds 3`
+    """
+    from skipless.experiments.recipes import Scale, load_rates
+
+    if not list_only and not ids:
+        raise UserError("give the ids of experiments, or all; `skipless reproduce --list` shows them")
+    where = Scale(scale, load_rates(rates) if rates else None, _changes(source, settings))
+    if list_only:
+        _list(ids or ["all"], where, as_json=as_json)
+        return
+    given = [*(("--rates", str(rates)) if rates else ()), *(("--source", source) if source else ())]
+    given += [word for setting in settings or [] for word in ("--set", setting)]
+    again = shlex.join(["--scale", scale, "--seeds", str(seeds), *given])
+    _reproduce(ids or [], where, seeds, budget, jobs, (runs, out, cache_dir), again, as_json=as_json)
+
+
+def _changes(source: str | None, settings: list[str] | None) -> dict[str, Any]:
+    from skipless.config import parse_overrides
+
+    given = {} if source is None else {"data.source": source, "data.valid_source": None}
+    return {**given, **parse_overrides(settings or [])}
+
+
+def _list(ids: list[str], scale: Any, *, as_json: bool) -> None:
+    from skipless import display
+    from skipless.experiments.recipes import SCALES, Scale
+    from skipless.experiments.reproduce import choose, costs
+
+    scales = [Scale(name, scale.rates, scale.changes) for name in SCALES]
+    rows = [costs(one, scales) for one in choose(ids)]
+    print(json.dumps({"experiments": rows})) if as_json else display.show_experiments(rows)
+
+
+def _reproduce(
+    ids: list[str],
+    scale: Any,
+    seeds: int,
+    budget: float | None,
+    jobs: int,
+    folders: tuple[Path, Path, Path | None],
+    again: str,
+    *,
+    as_json: bool,
+) -> None:
+    from rich.console import Console
+
+    from skipless import display
+    from skipless.experiments.figures import judge
+    from skipless.experiments.reproduce import Pool, as_dict, choose, plan, speed_of
+    from skipless.experiments.shelf import Shelf
+    from skipless.progress import ReproduceView
+
+    begun = time.monotonic()
+    runs, out, cache_dir = folders
+    experiments = choose(ids)
+    display.pyplot()  # what draws the plots should be missing now rather than in an hour
+    tasks = plan(experiments, scale, seeds, Shelf(runs), speed_of(scale))
+    view = ReproduceView(Console(stderr=as_json))
+    deadline = None if budget is None else begun + 60 * budget
+    try:
+        progress = Pool(jobs, cache_dir, deadline, view).run(tasks)
+    finally:
+        view.close()
+    shelf = Shelf(runs)
+    findings = [judge(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
+    left = [task.run.name for task in tasks if task.run.name not in progress.finished]
+    if as_json:
+        content = {"findings": [as_dict(one) for one in findings], "failed": progress.failed, "left": left}
+        print(json.dumps(content, allow_nan=False))
+    else:
+        display.show_findings(findings)
+        display.show_left(left, progress.failed)
+    page = write_results(findings, out)
+    print(f"page: {page}", file=sys.stderr if as_json else sys.stdout)
+    if progress.failed:
+        raise typer.Exit(STOPPED)
+
+
+def write_results(findings: Any, out: Path) -> Path:
+    """The page of all findings, and the plots of each in a folder of its own."""
+    from skipless.experiments.page import write_page
+    from skipless.experiments.plots import save_plots
+
+    out.mkdir(parents=True, exist_ok=True)
+    for finding in findings:
+        save_plots(finding, out / finding.id)
+    every = {run.folder: run for finding in findings for run in finding.runs}
+    return write_page(findings, list(every.values()), out / "report.html")
+
+
+@app.command()
+def sweep(
+    over: Annotated[
+        list[str],
+        typer.Option(
+            "--over",
+            "-o",
+            metavar="KEY=VALUES",
+            help="`train.lr=1e-3,3e-3`, or a range: `train.lr=log:1e-4:1e-2`, also lin and int. Several make a grid.",
+        ),
+    ],
+    block: Annotated[
+        list[str] | None, typer.Option("--block", "-b", help="A block; several times for several.  [default: sas-p]")
+    ] = None,
+    recipe: Annotated[str, typer.Option("--recipe", "-r", help="What is trained.")] = "study",
+    folder: Annotated[Path, typer.Option(help="Of the sweep; workers on the same one share its points.")] = Path(
+        "sweep"
+    ),
+    trials: Annotated[int | None, typer.Option(help="Trials of each block, where there is a range.", min=1)] = None,
+    prune: Annotated[bool, typer.Option("--prune", help="Give up what is behind the median of others.")] = False,
+    runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs; those that are there are reused.")] = Path(
+        "runs"
+    ),
+    settings: SetOption = None,
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train over values of any key of the configuration, and find the best for each block.
+
+    Started several times with the same arguments, on one machine or on several with a common folder, the workers share
+    the points; what a killed one leaves behind, another takes over. Each point is an ordinary run. The best values are
+    in `best.json` of the folder, which `skipless reproduce --rates` reads.
+
+    Examples:
+
+    - `skipless sweep --over train.lr=1e-3,2e-3,4e-3 --block pre-ln --block sas-p`
+
+    - `skipless sweep --over train.lr=log:1e-4:1e-2 --trials 12 --prune --folder lr`
+
+    - `skipless sweep --over train.lr=1e-3,3e-3 --over model.block.beta_ff=0.05,0.2 --block sas --recipe smoke`
+    """
+    from dataclasses import asdict
+
+    from rich.console import Console
+
+    from skipless import display
+    from skipless.config import parse_overrides
+    from skipless.experiments.sweep import Sweep, parse_axis, plot_sweep
+    from skipless.progress import TrainView
+
+    view = TrainView(Console(stderr=as_json))
+    axes = [parse_axis(text) for text in over]
+    blocks = list(dict.fromkeys(block or ["sas-p"]))
+    changes = parse_overrides(settings or [])
+    display.pyplot()
+    work = Sweep(folder, runs, recipe, blocks, axes, trials, changes, prune, cache_dir, view, view.message)
+    work.work()
+    best, points = work.write_best(), work.results()
+    plot = plot_sweep(points, axes[0].key, folder / "sweep.png")
+    if as_json:
+        print(json.dumps({"points": [asdict(point) for point in points], "best": work.best()}))
+        return
+    display.show_sweep(points)
+    print(f"best values: {best}\nplot: {plot}\nnext: skipless reproduce fig5 --rates {best}")

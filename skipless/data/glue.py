@@ -1,0 +1,336 @@
+"""The GLUE benchmark: nine tasks, read from their official TSV files or from the Hugging Face hub.
+
+    DIR/CoLA/train.tsv, dev.tsv, test.tsv       and so on for the other tasks; test.tsv may be missing
+    DIR/MNLI/dev_matched.tsv, dev_mismatched.tsv
+
+A TSV file of GLUE has no quoting: a quotation mark is a character of the text. Columns are found by the names in the
+header, so the full files and those with fewer columns both do.
+"""
+
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from skipless.data.sources import first_line, optional
+from skipless.data.tokenizer import Tokenizer
+from skipless.errors import UserError, did_you_mean, unknown
+
+BINARY = ("0", "1")
+ENTAILMENT = ("entailment", "not_entailment")
+
+
+@dataclass(frozen=True)
+class Task:
+    """One task of GLUE: its files, its columns, its answers, its official metrics."""
+
+    name: str
+    folder: str
+    texts: tuple[str, ...]
+    """Columns of the sentence, or of both."""
+    label: str
+    labels: tuple[str, ...]
+    """The answers, in the order of the hub's numbers; none for a regression."""
+    metrics: tuple[str, ...]
+    dev: Mapping[str, str]
+    """Column of the paper's table → file."""
+    test: Mapping[str, str]
+    """Name at the leaderboard → file, below the folder."""
+    hub_texts: tuple[str, ...] = ()
+    """The columns' names on the hub, where they differ."""
+    columns: tuple[str, ...] | None = None
+    """The columns of training and dev files that have no header."""
+    skips_short_rows: bool = False
+    """Whether the official file has rows that are cut off, which everyone leaves out."""
+    range: tuple[float, float] = (-np.inf, np.inf)
+    """Of the answers of a regression."""
+
+    @property
+    def is_regression(self) -> bool:
+        """Whether the answer is a number."""
+        return not self.labels
+
+    @property
+    def outputs(self) -> int:
+        """Width of the classifier."""
+        return len(self.labels) or 1
+
+
+def _task(name: str, folder: str, texts: str, labels: tuple[str, ...], metrics: str, **more: Any) -> Task:
+    files: dict[str, Any] = {"dev": {name: "dev.tsv"}, "test": {folder: "test.tsv"}, "label": "label"}
+    return Task(name, folder, tuple(texts.split(", ")), labels=labels, metrics=tuple(metrics.split()), **files | more)
+
+
+TASKS: dict[str, Task] = {
+    task.name: task
+    for task in (
+        _task(
+            "mnli",
+            "MNLI",
+            "sentence1, sentence2",
+            ("entailment", "neutral", "contradiction"),
+            "accuracy",
+            label="gold_label",
+            dev={"mnli": "dev_matched.tsv", "mnli-mm": "dev_mismatched.tsv"},
+            test={
+                "MNLI-m": "test_matched.tsv",
+                "MNLI-mm": "test_mismatched.tsv",
+                "AX": "../diagnostic/diagnostic.tsv",
+            },
+            hub_texts=("premise", "hypothesis"),
+        ),
+        _task("sst2", "SST-2", "sentence", BINARY, "accuracy"),
+        _task("stsb", "STS-B", "sentence1, sentence2", (), "pearson spearman", label="score", range=(0.0, 5.0)),
+        _task("rte", "RTE", "sentence1, sentence2", ENTAILMENT, "accuracy"),
+        _task("qnli", "QNLI", "question, sentence", ENTAILMENT, "accuracy"),
+        _task("qqp", "QQP", "question1, question2", BINARY, "accuracy f1", label="is_duplicate", skips_short_rows=True),
+        _task(
+            "mrpc",
+            "MRPC",
+            "#1 String, #2 String",
+            BINARY,
+            "accuracy f1",
+            label="Quality",
+            hub_texts=("sentence1", "sentence2"),
+        ),
+        _task("cola", "CoLA", "sentence", BINARY, "matthews", columns=("source", "label", "original", "sentence")),
+        _task("wnli", "WNLI", "sentence1, sentence2", BINARY, "accuracy"),
+    )
+}
+"""In the order of the paper's table 2; WNLI, which the paper leaves out as everyone does, comes last."""
+
+ALL = tuple(name for name in TASKS if name != "wnli")
+
+COLUMNS = tuple(column for task in TASKS.values() for column in task.dev)
+"""Of the paper's table 2, whose average counts both parts of MNLI."""
+
+
+def parse_tasks(names: str) -> list[Task]:
+    """`all` (without WNLI), or names with commas, in the order of the table; SST-2 is also sst2."""
+    wanted = set()
+    for name in names.split(","):
+        plain = name.strip().lower().replace("-", "")
+        if plain != "all" and plain not in TASKS:
+            raise unknown("GLUE task", name.strip(), ["all", *TASKS])
+        wanted |= set(ALL) if plain == "all" else {plain}
+    return [task for name, task in TASKS.items() if name in wanted]
+
+
+@dataclass(frozen=True)
+class Examples:
+    """Rows of a file, with their answers where they are known."""
+
+    source: str
+    """The file, for messages."""
+    texts: list[tuple[str, ...]]
+    labels: np.ndarray | None
+    """Numbers of the answers, or the answers of a regression."""
+    lines: list[int]
+    """Where each row stands in the file, counted from 1."""
+    index: list[str]
+    """What the leaderboard calls each row."""
+    skipped: int = 0
+    """Short rows that were left out."""
+
+    def __len__(self) -> int:
+        return len(self.texts)
+
+
+@dataclass(frozen=True)
+class TaskData:
+    """What a task is trained on, measured on, and asked."""
+
+    task: Task
+    train: Examples
+    dev: dict[str, Examples]
+    """By column of the table."""
+    test: dict[str, Examples]
+    """By name at the leaderboard; only those that are there."""
+
+
+def read_task(source: Path | str, task: Task) -> TaskData:
+    """All of a task, from the folder of GLUE or from `hf:DATASET` on the hub."""
+    text = str(source)
+    if text.startswith("hf:"):
+        return _read_hub(text.removeprefix("hf:"), task)
+    folder = Path(source).expanduser() / task.folder
+    if not folder.is_dir():
+        raise UserError(f"{task.name}: there is no folder {str(folder)!r}{_near(folder)}")
+    tests = {name: folder / file for name, file in task.test.items()}
+    return TaskData(
+        task,
+        read_tsv(folder / "train.tsv", task),
+        {column: read_tsv(folder / file, task) for column, file in task.dev.items()},
+        {name: read_tsv(path, task, labelled=False) for name, path in tests.items() if path.exists()},
+    )
+
+
+def _near(path: Path) -> str:
+    try:
+        return did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])
+    except OSError:
+        return ""
+
+
+# ------------------------------------------------------------------------------ TSV files
+
+
+def read_tsv(path: Path, task: Task, *, labelled: bool = True) -> Examples:
+    """The rows of an official file."""
+    lines = _lines(path)
+    columns, start = _columns(path, task, lines, labelled)
+    texts, labels, numbers, index = [], [], [], []
+    for number, line in enumerate(lines[start:], start=start + 1):
+        fields = line.split("\t")
+        if len(fields) <= max(columns[name] for name in _needed(task, labelled)):
+            if task.skips_short_rows:
+                continue
+            raise UserError(f"{path}, row {number}: {len(fields)} fields, too few for {_listed(task, labelled)}")
+        texts.append(tuple(fields[columns[name]] for name in task.texts))
+        if labelled:
+            labels.append(_label(task, fields[columns[task.label]], f"{path}, row {number}"))
+        index.append(fields[columns["index"]] if "index" in columns else str(len(index)))
+        numbers.append(number)
+    if not texts:
+        raise UserError(f"{path} has no rows")
+    skipped = len(lines) - start - len(texts)
+    return Examples(str(path), texts, _label_array(task, labels) if labelled else None, numbers, index, skipped)
+
+
+def _lines(path: Path) -> list[str]:
+    """Lines end with a newline, or a carriage return and one; Unicode's other line breaks belong to the text."""
+    try:
+        text = path.read_bytes().decode("utf-8-sig")
+    except FileNotFoundError:
+        raise UserError(f"{path} is missing{_near(path)}") from None
+    except UnicodeDecodeError as error:
+        row = path.read_bytes()[: error.start].count(b"\n") + 1
+        raise UserError(f"{path}, row {row}: not UTF-8") from None
+    except OSError as error:
+        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+    if not text.strip():
+        raise UserError(f"{path} is empty")
+    lines = [line.removesuffix("\r") for line in text.split("\n")]
+    return lines[:-1] if not lines[-1] else lines
+
+
+def _columns(path: Path, task: Task, lines: list[str], labelled: bool) -> tuple[dict[str, int], int]:
+    """Where each column is, and how many lines the header has."""
+    header = task.columns if task.columns and labelled else tuple(lines[0].split("\t"))
+    columns = {name: number for number, name in enumerate(header)}
+    for name in _needed(task, labelled):
+        if name not in columns:
+            raise UserError(
+                f"{path}, row 1: there is no column {name!r}; columns: {', '.join(header)}{did_you_mean(name, header)}"
+            )
+    return columns, int(header is not task.columns)
+
+
+def _needed(task: Task, labelled: bool) -> tuple[str, ...]:
+    return (*task.texts, task.label) if labelled else task.texts
+
+
+def _listed(task: Task, labelled: bool) -> str:
+    return ", ".join(_needed(task, labelled))
+
+
+def _label(task: Task, text: str, where: str) -> float:
+    if not task.is_regression:
+        if text not in task.labels:
+            raise UserError(f"{where}: label {text!r} is not one of {', '.join(task.labels)}")
+        return task.labels.index(text)
+    try:
+        value = float(text)
+    except ValueError:
+        value = np.nan
+    if not task.range[0] <= value <= task.range[1]:
+        low, high = task.range
+        raise UserError(f"{where}: {task.label} {text!r} is not a number from {low:g} to {high:g}")
+    return value
+
+
+def _label_array(task: Task, labels: Sequence[float]) -> np.ndarray:
+    return np.array(labels, dtype=np.float32 if task.is_regression else np.int64)
+
+
+# --------------------------------------------------------------------------------- the hub
+
+
+def _read_hub(name: str, task: Task) -> TaskData:
+    datasets = optional("datasets", "hub", f"GLUE from 'hf:{name}'")
+    try:
+        found = datasets.load_dataset(name, task.name)
+    except Exception as error:  # datasets raises a dozen kinds, all of them about the name or the network
+        raise UserError(f"'hf:{name}', {task.name}, cannot be opened: {first_line(error)}") from error
+
+    def read(split: str, *, labelled: bool = True) -> Examples:
+        if split not in found:
+            raise UserError(f"'hf:{name}', {task.name}, has no split {split!r}; splits: {', '.join(found)}")
+        return _hub_split(f"hf:{name}/{task.name}/{split}", task, found[split], labelled)
+
+    return TaskData(
+        task,
+        read("train"),
+        {column: read(file.removesuffix(".tsv").replace("dev", "validation")) for column, file in task.dev.items()},
+        {
+            board: read(file.removesuffix(".tsv"), labelled=False)
+            for board, file in task.test.items()
+            if file.removesuffix(".tsv") in found
+        },
+    )
+
+
+def _hub_split(where: str, task: Task, rows: Any, labelled: bool) -> Examples:
+    names = task.hub_texts or task.texts
+    missing = [column for column in (*names, "label") if column not in rows.column_names]
+    if missing:
+        raise UserError(f"{where}: there is no column {missing[0]!r}; columns: {', '.join(rows.column_names)}")
+    labels = list(rows["label"]) if labelled else []
+    for number, label in enumerate(labels, start=1):
+        known = task.range[0] <= label <= task.range[1] if task.is_regression else label in range(task.outputs)
+        if not known:
+            raise UserError(f"{where}, row {number}: label {label} is not one of the task's")
+    texts = list(zip(*(rows[name] for name in names), strict=True))
+    if not texts:
+        raise UserError(f"{where} has no rows")
+    numbers = list(range(1, len(texts) + 1))
+    return Examples(
+        where, texts, _label_array(task, labels) if labelled else None, numbers, [str(n - 1) for n in numbers]
+    )
+
+
+# ----------------------------------------------------------------------------------- tokens
+
+
+def encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, ...]], length: int) -> list[list[int]]:
+    """Each sentence and an end token, as the pre-training packed its documents: `a [SEP]`, or `a [SEP] b [SEP]`.
+
+    There are no token types, as crammed BERT has none: the end token tells the sentences apart. Where two sentences
+    are too long together, tokens are taken from the end of the longer one.
+    """
+    parts = [tokenizer.encode_batch(list(column)) for column in zip(*texts, strict=True)]
+    end = tokenizer.end_id
+    return [[token for part in _cut(list(row), length) for token in (*part, end)] for row in zip(*parts, strict=True)]
+
+
+def _cut(parts: list[list[int]], length: int) -> list[list[int]]:
+    """One or two sequences that with an end token each are no longer than `length`."""
+    room = length - len(parts)
+    if len(parts) == 1:
+        return [parts[0][:room]]
+    first, second = parts
+    kept = min(len(second), max(room // 2, room - len(first)))
+    return [first[: room - kept], second[:kept]]
+
+
+def predictions(task: Task, index: Sequence[str], answers: np.ndarray) -> str:
+    """A file for the leaderboard: a header, and a row for each question."""
+    write: Callable[[Any], str] = (
+        (lambda answer: f"{np.clip(answer, *task.range):.3f}")
+        if task.is_regression
+        else (lambda answer: task.labels[int(answer)])
+    )
+    rows = (f"{number}\t{write(answer)}" for number, answer in zip(index, answers, strict=True))
+    return "\n".join(["index\tprediction", *rows]) + "\n"

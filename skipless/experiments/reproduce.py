@@ -1,0 +1,343 @@
+"""Runs what an experiment needs and is not there yet, and judges what is: the engine of `skipless reproduce`.
+
+A run is found by its configuration, so experiments share runs, and what is finished is never done again. Each run is
+trained by a child process, `skipless train`, which takes the lock of the run's folder: several of these engines, on
+one machine or on several with a common file system, share the work.
+"""
+
+import os
+import signal
+import subprocess
+import sys
+import tempfile
+import time
+from collections import deque
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import IO, Any
+
+import torch
+
+from skipless.atomic import IN_USE, is_locked, make_folder, write_json
+from skipless.config import ModelConfig, RunConfig
+from skipless.errors import unknown
+from skipless.experiments.figures import EXPERIMENTS, Experiment
+from skipless.experiments.outcome import Finding
+from skipless.experiments.recipes import Scale
+from skipless.experiments.shelf import Shelf, run_key, state, with_seed
+from skipless.inspect import flops_per_token
+from skipless.machine import matmul_speed, pick_device
+from skipless.runs import Run
+from skipless.train import Signals, TrainingStopped
+
+LOOK_EVERY = 0.2
+"""Seconds between two looks at the children."""
+
+READ_EVERY = 2.0
+"""Seconds between two looks at how far their runs are."""
+
+GPU_SPEED = 30e12
+"""FLOP/s that a GPU is assumed to sustain, for the estimates at paper scale."""
+
+CPU_SHARE = 0.35
+"""Share of the speed of large matrix products that training is assumed to reach, for the estimates at laptop scale."""
+
+
+# -------------------------------------------------------------------------------- costs
+
+
+def cost(cfg: RunConfig, speed: float) -> float:
+    """An estimate of a run's seconds at a speed in FLOP/s, evaluations not counted."""
+    train = cfg.train
+    if train.minutes is not None:
+        return 60 * train.minutes
+    tokens = train.tokens if train.tokens else (train.steps or 0) * train.batch_size * cfg.data.seq_len
+    return tokens * _flops(cfg.model, cfg.data.seq_len) / speed
+
+
+@cache
+def _flops(model: ModelConfig, length: int) -> float:
+    return flops_per_token(model, length)["training"]
+
+
+def speed_of(scale: Scale) -> float:
+    """The speed that estimates are made with: of a stated GPU for the paper's scale, else of this machine."""
+    if scale.is_paper:
+        return GPU_SPEED
+    device = pick_device("auto")
+    return CPU_SHARE * matmul_speed(device, torch.float32)
+
+
+def costs(experiment: Experiment, scales: Iterable[Scale]) -> dict[str, Any]:
+    """What an experiment is, and what one seed of it costs at each scale if nothing is there yet."""
+    at: dict[str, Any] = {}
+    for scale in scales:
+        configs = {run_key(cfg): cfg for cfg in experiment.configs(scale).values()}
+        seconds = sum(cost(cfg, speed_of(scale)) for cfg in configs.values())
+        at[scale.name] = {"runs": len(configs), "seconds": seconds}
+    return {"id": experiment.id, "title": experiment.title, "paper": experiment.paper, "scales": at}
+
+
+# ---------------------------------------------------------------------------------- plan
+
+
+@dataclass(frozen=True)
+class Task:
+    """A run that experiments need."""
+
+    cfg: RunConfig
+    run: Run
+    seconds: float
+    """What it is estimated to cost."""
+
+
+def choose(ids: Sequence[str]) -> list[Experiment]:
+    """Experiments by their ids; `all` is every one."""
+    for name in ids:
+        if name not in (*EXPERIMENTS, "all"):
+            raise unknown("experiment", name, [*EXPERIMENTS, "all"])
+    return [one for one in EXPERIMENTS.values() if one.id in ids or "all" in ids]
+
+
+def plan(experiments: Iterable[Experiment], scale: Scale, seeds: int, shelf: Shelf, speed: float) -> list[Task]:
+    """Every run once; the first seed of all experiments before the second, so that a short budget shows most."""
+    needed = [cfg for one in experiments for cfg in one.configs(scale).values()]
+    tasks: dict[str, Task] = {}
+    for seed in range(seeds):
+        for cfg in needed:
+            seeded = with_seed(cfg, seed)
+            key = run_key(seeded)
+            if key not in tasks:
+                tasks[key] = Task(seeded, shelf.find(seeded), cost(seeded, speed))
+    return list(tasks.values())
+
+
+def as_dict(finding: Finding) -> dict[str, Any]:
+    """For JSON; plots are left to their own files."""
+    content = {key: value for key, value in vars(finding).items() if key not in ("plots", "runs", "verdicts")}
+    verdicts = [asdict(verdict) for verdict in finding.verdicts]
+    return {**content, "verdicts": verdicts, "runs": [str(run.folder) for run in finding.runs]}
+
+
+# ------------------------------------------------------------------------------- running
+
+
+class Stopped(TrainingStopped):
+    """A signal asked for an end; every run is saved."""
+
+    def __init__(self, number: int) -> None:
+        super().__init__(f"{signal.Signals(number).name}: every run is saved; the same command goes on from here")
+        self.status = 128 + number
+
+
+@dataclass
+class Progress:
+    """How far all runs are together."""
+
+    tasks: Sequence[Task]
+    finished: set[str] = field(default_factory=set)
+    """Names of runs."""
+    failed: dict[str, str] = field(default_factory=dict)
+    """Name of a run → reason."""
+    running: dict[str, float] = field(default_factory=dict)
+    """Name of a run → share of its budget that is spent."""
+    started: float = field(default_factory=time.monotonic)
+    done_before: float = 0.0
+
+    @property
+    def total(self) -> float:
+        """Estimated seconds of all runs that have not failed."""
+        return sum(task.seconds for task in self.tasks if task.run.name not in self.failed)
+
+    @property
+    def done(self) -> float:
+        """Those of what is done."""
+        share = {**self.running, **dict.fromkeys(self.finished, 1.0)}
+        return sum(task.seconds * share.get(task.run.name, 0.0) for task in self.tasks)
+
+    @property
+    def seconds_left(self) -> float:
+        """From the speed since the start; not a number before there is one."""
+        gained = self.done - self.done_before
+        return (self.total - self.done) * (time.monotonic() - self.started) / gained if gained > 0 else float("nan")
+
+
+class Watcher:
+    """Whoever wants to see what happens. This one looks away."""
+
+    def started(self, task: Task, progress: Progress) -> None:
+        """A run begins or goes on."""
+
+    def finished(self, task: Task, progress: Progress) -> None:
+        """A run is finished."""
+
+    def failed(self, task: Task, reason: str, progress: Progress) -> None:
+        """A run has stopped by itself."""
+
+    def waiting(self, task: Task, progress: Progress) -> None:
+        """A run is being trained by another process."""
+
+    def tick(self, progress: Progress) -> None:
+        """Time has passed."""
+
+
+@dataclass
+class Child:
+    """A process that trains a run."""
+
+    task: Task
+    process: subprocess.Popen[bytes]
+    errors: IO[bytes]
+    slot: int
+    """Its number among those that run at a time."""
+
+    def reason(self) -> str:
+        """The last line of what it said."""
+        self.errors.seek(0)
+        lines = self.errors.read().decode(errors="replace").strip().splitlines()
+        said = lines[-1].removeprefix("skipless: ") if lines else "it said nothing"
+        return f"{said} (exit status {self.process.returncode})"
+
+
+def visible_devices() -> list[str]:
+    """The GPUs that this process may use, as CUDA_VISIBLE_DEVICES names them."""
+    listed = os.environ.get("CUDA_VISIBLE_DEVICES")
+    return listed.split(",") if listed else [str(number) for number in range(torch.cuda.device_count())]
+
+
+@dataclass
+class Pool:
+    """Trains runs in child processes."""
+
+    jobs: int = 1
+    cache_dir: Path | None = None
+    deadline: float | None = None
+    """On the monotonic clock."""
+    watcher: Watcher = field(default_factory=Watcher)
+
+    def run(self, tasks: Sequence[Task]) -> Progress:
+        """Train what is not finished; ends when all is done, or has failed, or the deadline has come."""
+        self.progress = Progress(tasks)
+        self.children: list[Child] = []
+        self.elsewhere: list[Task] = []
+        self.queue: deque[Task] = deque()
+        self.read = 0.0
+        for task in tasks:
+            found = state(task.run)
+            if found.finished:
+                self.progress.finished.add(task.run.name)
+            else:
+                self.progress.running[task.run.name] = found.share
+                self.queue.append(task)
+        self.progress.done_before = self.progress.done
+        with Signals() as signals:
+            try:
+                self._loop(signals)
+            finally:
+                self._stop()
+        if signals.received is not None:
+            raise Stopped(signals.received)
+        return self.progress
+
+    def _loop(self, signals: Signals) -> None:
+        while self.queue or self.children or self.elsewhere:
+            late = self.deadline is not None and time.monotonic() >= self.deadline
+            if signals.received is not None or late:
+                return
+            self._look_elsewhere()
+            self._read_shares()
+            while self.queue and len(self.children) < self.jobs:
+                self._start(self.queue.popleft())
+            for child in list(self.children):
+                if child.process.poll() is not None:
+                    self._ended(child)
+            self.watcher.tick(self.progress)
+            time.sleep(LOOK_EVERY)
+
+    def _read_shares(self) -> None:
+        if time.monotonic() - self.read > READ_EVERY:
+            self.read = time.monotonic()
+            for child in self.children:
+                self.progress.running[child.task.run.name] = state(child.task.run).share
+
+    def _look_elsewhere(self) -> None:
+        """Runs that another process had: done, or left behind."""
+        for task in list(self.elsewhere):
+            if is_locked(task.run.folder):
+                continue
+            self.elsewhere.remove(task)
+            if state(task.run).finished:
+                self._finish(task)
+            else:
+                self.queue.append(task)
+
+    def _start(self, task: Task) -> None:
+        if is_locked(task.run.folder):
+            self._leave(task)
+            return
+        folder = task.run.folder
+        make_folder(folder)
+        write_json(folder / "plan.json", task.cfg.model_dump(mode="json"))
+        command = [sys.executable, "-m", "skipless.cli.child", str(os.getpid()), "train"]
+        command += ["--config", str(folder / "plan.json"), "--runs", str(folder.parent), "--name", folder.name]
+        command += ["--resume", "auto", "--track", "none", "--json"]
+        command += ["--cache-dir", str(self.cache_dir)] if self.cache_dir else []
+        slot = next(number for number in range(self.jobs) if number not in {child.slot for child in self.children})
+        errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the child has ended)
+        # In a session of its own, so that Ctrl-C reaches this process alone, which passes it on once: a second signal
+        # would end a training before it has saved.
+        process = subprocess.Popen(
+            command,
+            stdin=subprocess.DEVNULL,
+            stdout=subprocess.DEVNULL,
+            stderr=errors,
+            env=self._environment(slot),
+            start_new_session=True,
+        )
+        self.children.append(Child(task, process, errors, slot))
+        self.watcher.started(task, self.progress)
+
+    def _environment(self, slot: int) -> dict[str, str]:
+        """A child has its share of the cores, unless that was decided outside, and one GPU where there are several."""
+        threads = str(max(1, (os.cpu_count() or 1) // self.jobs))
+        given = {} if "OMP_NUM_THREADS" in os.environ else {"OMP_NUM_THREADS": threads, "MKL_NUM_THREADS": threads}
+        devices = visible_devices()
+        if len(devices) > 1:
+            given["CUDA_VISIBLE_DEVICES"] = devices[slot % len(devices)]
+        return {**os.environ, **given}
+
+    def _ended(self, child: Child) -> None:
+        self.children.remove(child)
+        task, reason = child.task, child.reason()
+        child.errors.close()
+        if child.process.returncode == 0:
+            self._finish(task)
+        elif IN_USE in reason:
+            self._leave(task)
+        else:
+            self.progress.failed[task.run.name] = reason
+            self.progress.running.pop(task.run.name, None)
+            self.watcher.failed(task, reason, self.progress)
+
+    def _finish(self, task: Task) -> None:
+        self.progress.running.pop(task.run.name, None)
+        self.progress.finished.add(task.run.name)
+        self.watcher.finished(task, self.progress)
+
+    def _leave(self, task: Task) -> None:
+        self.elsewhere.append(task)
+        self.watcher.waiting(task, self.progress)
+
+    def _stop(self) -> None:
+        """Ask the children to save and end, and wait until they have."""
+        for child in self.children:
+            if child.process.poll() is None:
+                child.process.terminate()
+        for child in list(self.children):
+            child.process.wait()
+            child.errors.close()
+            if child.process.returncode == 0:
+                self._finish(child.task)
+        self.children.clear()

@@ -1,0 +1,91 @@
+"""Runs found by their configuration, and how far they are."""
+
+import json
+import os
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+from skipless.config import RunConfig
+from skipless.errors import UserError
+from skipless.experiments.recipes import block_name
+from skipless.experiments.report import is_finished
+from skipless.runs import Run
+
+TAIL_BYTES = 2**18
+"""Enough of the end of metrics.jsonl to hold its last lines."""
+
+
+def with_seed(cfg: RunConfig, seed: int) -> RunConfig:
+    """The configuration with a seed."""
+    return cfg.override({"train.seed": seed})
+
+
+def run_key(cfg: RunConfig) -> str:
+    """The hash by which a run is found. The model's vocabulary is left out of it: the tokeniser decides on that."""
+    return cfg.override({"model.vocab_size": cfg.data.vocab_size}).digest
+
+
+def run_name(cfg: RunConfig) -> str:
+    """The name of the folder in which a configuration is trained."""
+    return f"{block_name(cfg.model.block)}-s{cfg.train.seed}-{run_key(cfg)}"
+
+
+class Shelf:
+    """The runs in a folder, by their configuration."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self.known: dict[str, Run] = {}
+        for path in sorted(folder.glob("*/config.json")):
+            run = Run(path.parent)
+            try:
+                key = run_key(run.config())
+            except UserError:  # of another version, or not ours
+                continue
+            if key not in self.known or state(run).finished:
+                self.known[key] = run
+
+    def find(self, cfg: RunConfig) -> Run:
+        """The run with this configuration, or the one that it would be."""
+        return self.known.get(run_key(cfg)) or Run(self.folder / run_name(cfg))
+
+
+@dataclass(frozen=True)
+class State:
+    """How far a run is."""
+
+    finished: bool
+    share: float
+    """Of the budget."""
+
+
+def state(run: Run) -> State:
+    """How far a run is, from the end of its metrics; finished if the last held-out loss and the weights are there."""
+    if not run.exists:
+        return State(finished=False, share=0.0)
+    train, last, evaluated = run.config().train, {}, {}
+    for record in _last_records(run.metrics_file):
+        last = record
+        if record.get("valid_loss") is not None:
+            evaluated = record
+    if not last:
+        return State(finished=False, share=0.0)
+    checkpoints = run.checkpoints()
+    steps = [int(path.name.split("-")[-1]) for path in checkpoints.all()]
+    saved = not checkpoints.folder.exists() or last["step"] in steps
+    if train.minutes is not None:
+        share = last["seconds"] / (60 * train.minutes)
+    else:
+        share = last["tokens"] / train.tokens if train.tokens else last["step"] / (train.steps or 1)
+    return State(bool(evaluated) and is_finished(train, evaluated) and saved, min(share, 1.0))
+
+
+def _last_records(path: Path) -> list[dict[str, Any]]:
+    if not path.exists():
+        return []
+    with path.open("rb") as file:
+        start = max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0)
+        file.seek(start)
+        lines = file.read().split(b"\n")
+    return [json.loads(line) for line in lines[1 if start else 0 : -1]]

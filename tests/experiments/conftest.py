@@ -1,0 +1,40 @@
+import pytest
+
+from tests.train.processes import Nursery
+from tests.train.tiny import CAUSAL, write_text
+
+TINY = {key: value for key, value in CAUSAL.items() if key not in ("train.lr", "train.steps", "train.save_every")}
+
+
+@pytest.fixture(scope="session")
+def source(tmp_path_factory) -> str:
+    """Text that is written once; nothing may change it."""
+    return write_text(tmp_path_factory.mktemp("text") / "modules")
+
+
+@pytest.fixture(scope="session")
+def cache_dir(tmp_path_factory):
+    """Prepared data."""
+    return tmp_path_factory.mktemp("cache")
+
+
+@pytest.fixture(scope="session")
+def small(source, cache_dir):
+    """Options that make every run of an experiment a matter of a second, and `steps` more."""
+
+    def options(steps: int = 12, save_every: int = 4) -> list[str]:
+        settings = {**TINY, "data.source": source, "train.steps": steps, "train.save_every": save_every}
+        words = [
+            word for key, value in settings.items() for word in ("--set", f"{key}={'null' if value is None else value}")
+        ]
+        return [*words, "--cache-dir", str(cache_dir)]
+
+    return options
+
+
+@pytest.fixture(scope="session")
+def nursery(tmp_path_factory):
+    """Starts commands as forked processes."""
+    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
+    yield nursery
+    nursery.close()

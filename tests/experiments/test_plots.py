@@ -1,0 +1,306 @@
+"""Plots as data and as files."""
+
+import csv
+import io
+import itertools
+import math
+import statistics
+import xml.etree.ElementTree as ElementTree
+from dataclasses import replace
+
+import pytest
+from hypothesis import given
+from hypothesis import strategies as st
+
+from skipless import BLOCKS
+from skipless.display import COLOURS
+from skipless.errors import UserError
+from skipless.experiments import plots
+from skipless.experiments.outcome import Plot, Series
+from skipless.experiments.plots import (
+    bar_places,
+    curve,
+    draw,
+    draw_losses,
+    mark_every,
+    named_below,
+    run_plots,
+    save_plots,
+    shorten,
+    split_bars,
+    styles,
+    to_csv,
+    y_limits,
+)
+from skipless.experiments.report import pool_seeds
+from tests.experiments.pretend import finding, line, make_run, plot
+
+NASTY = "_a $\\frac{1}$ <b>&\n" + "x" * 200
+
+
+def lightness(colour: str) -> float:
+    """Relative luminance."""
+    parts = [int(colour[i : i + 2], 16) / 255 for i in (1, 3, 5)]
+    linear = [part / 12.92 if part <= 0.04045 else ((part + 0.055) / 1.055) ** 2.4 for part in parts]
+    return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
+
+
+# -------------------------------------------------------------------------------- styles
+
+
+def test_a_block_has_one_colour_wherever_it_is_drawn():
+    first = plot(line("other"), line("sas"), line("pre-ln"))
+    second = plot(line("SAS, deep", group="sas"), line("another"))
+    one, two = styles([first, second])
+    (alone,) = styles([plot(line("SAS"))])
+    assert one[1].light == two[0].light == alone[0].light
+    assert one[0].light not in (one[1].light, one[2].light)
+    assert two[1].light not in {style.light for style in one}
+
+
+def test_the_blocks_colours_are_those_of_the_palette():
+    assert set(plots.BLOCK_COLOURS) == set(BLOCKS)
+    assert sorted(plots.BLOCK_COLOURS.values()) == sorted(COLOURS)
+
+
+def test_a_group_shares_its_colour_and_not_its_dashes():
+    (look,) = styles([plot(line("18", group="sas"), line("72", group="sas"), line("18", group="pre-ln"))])
+    assert look[0].light == look[1].light != look[2].light
+    assert look[0].dash == () != look[1].dash
+    assert look[0].mark != look[1].mark
+
+
+@given(st.lists(st.sampled_from([*BLOCKS, *"abcdefghijklmnop"]), min_size=1, max_size=20, unique=True))
+def test_no_two_series_look_the_same(names):
+    look = styles([plot(*map(line, names))])[0]
+    assert len({(style.light, style.mark, style.dash) for style in look}) == len(names)
+    assert len({(style.dark, style.mark, style.dash) for style in look}) == len(names)
+
+
+def test_a_large_group_has_shades():
+    values, maps = ([line(f"{part} {n}", group=part) for n in range(12)] for part in ("value", "pre-ln"))
+    (look,) = styles([plot(*values, *maps)])
+    assert len({style.light for style in look}) == len({style.dark for style in look}) == 24
+    assert all(style.dash == () and not style.mark for style in look)
+    for style in look:
+        assert 1.05 / (lightness(style.light) + 0.05) > 3
+        assert (lightness(style.dark) + 0.05) / (lightness("#1a1c20") + 0.05) > 2.9
+
+
+def test_bars_of_blocks_have_the_blocks_colours():
+    together = plot(
+        Series("size", {"steps": ("pre-ln", "sas", "other")}, (3.0, 2.0, 1.0)), kind="bars", axes={"steps": ""}
+    )
+    split = split_bars(together)
+    assert [(series.name, series.y) for series in split.series] == [
+        ("pre-ln", (3.0,)),
+        ("sas", (2.0,)),
+        ("other", (1.0,)),
+    ]
+    assert styles([split])[0][1].light == styles([plot(line("sas"))])[0][0].light
+    assert named_below(split)
+    tasks = plot(Series("score", {"steps": ("CoLA", "RTE")}, (3.0, 2.0)), kind="bars")
+    assert split_bars(tasks) == tasks
+    assert split_bars(plot(line("sas"))) == plot(line("sas"))
+
+
+@pytest.mark.parametrize("count", [8, 12, 72])
+def test_many_series_go_from_dark_to_light(count):
+    look = styles([plot(*(line(f"layer {n}") for n in range(count)))])[0]
+    for shades in ([lightness(style.light) for style in look], [lightness(style.dark) for style in look]):
+        assert all(b > a for a, b in itertools.pairwise(shades))
+    assert 1.05 / (lightness(look[-1].light) + 0.05) > 3  # seen on white
+    assert (lightness(look[0].dark) + 0.05) / (lightness("#1a1c20") + 0.05) > 3  # and on a dark card
+
+
+def test_a_plot_of_many_leaves_the_colours_of_the_others_alone():
+    layers = plot(*(line(f"layer {n}") for n in range(12)))
+    few = plot(line("a"), line("b"))
+    assert styles([layers, few])[1] == styles([few])[0]
+
+
+# -------------------------------------------------------------------------------- limits
+
+
+def test_a_steep_beginning_leaves_the_plot_at_the_top():
+    fall = [8, 4, *(3 - 0.01 * n for n in range(20))]
+    low, high = y_limits(plot(line(y=fall)))
+    assert low < min(fall)
+    assert 3 < high < 3.2
+    assert y_limits(plot(line(y=fall)), whole=True)[1] > 8
+    assert y_limits(plot(line(y=fall), kind="marks"))[1] > 8
+    assert y_limits(plot(line(y=fall[::-1])))[1] > 8  # the end of a line is never cut
+    assert y_limits(plot(line(y=fall), log_x=True))[1] > 8
+    swept = line(y=fall, x={"rate": tuple(range(len(fall)))})
+    assert y_limits(plot(swept, axes={"rate": "learning rate"}))[1] > 8  # nor is what does not happen in time
+    slow = [8 - 0.2 * n for n in range(20)]
+    assert y_limits(plot(line(y=slow)))[1] > 8
+
+
+def test_bars_begin_at_zero_and_show_their_deviation():
+    bars = plot(Series("a", {"steps": ("x", "y")}, (5.0, 9.0), (0.5, 2.0)), kind="bars")
+    low, high = y_limits(bars)
+    assert low == 0
+    assert high > 11
+    assert y_limits(plot(Series("a", {"steps": ("x",)}, (-5.0,)), kind="bars"))[0] == -5
+
+
+VALUES = st.one_of(st.none(), st.floats(-1e100, 1e100), st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
+
+
+@given(
+    st.lists(st.lists(VALUES, max_size=6), max_size=3),
+    st.sampled_from(["line", "marks", "bars"]),
+    st.booleans(),
+    st.booleans(),
+)
+def test_limits_are_limits_whatever_was_measured(rows, kind, log_x, log_y):
+    one = plot(
+        *(line(str(n), row) for n, row in enumerate(rows)), kind=kind, log_x=log_x, log_y=log_y and kind != "bars"
+    )
+    for low, high in (y_limits(one), y_limits(one, whole=True), plots.x_limits(one, "steps")):
+        assert math.isfinite(low)
+        assert math.isfinite(high)
+        assert low < high
+        assert low > 0 or not (one.log_y and low is y_limits(one)[0])
+
+
+@given(st.lists(st.lists(st.sampled_from("abcd"), unique=True, max_size=4), min_size=1, max_size=5))
+def test_bars_stand_beside_each_other(rows):
+    series = tuple(Series(str(n), {"steps": tuple(row)}, (1.0,) * len(row)) for n, row in enumerate(rows))
+    bars = sorted(bar for row in bar_places(plot(*series, kind="bars"), "steps") for bar in row)
+    for (left, width), (right, _) in itertools.pairwise(bars):
+        assert right - left >= width
+
+
+@given(st.integers(0, 1000), st.integers(1, 20))
+def test_every_line_has_a_few_marks(count, of):
+    for position in range(of):
+        first, every = mark_every(count, position, of)
+        assert len(range(first, count, every)) <= 16
+        assert len(range(first, count, every)) >= min(count, 1)
+
+
+@given(st.text(max_size=60), st.integers(5, 50))
+def test_a_shortened_text_keeps_its_ends(text, length):
+    short = shorten(text, length)
+    assert len(short) <= length
+    assert short == text or (short[0] == text[0] and short[-1] == text[-1])
+
+
+# --------------------------------------------------------------------------------- files
+
+
+def test_every_plot_becomes_pictures_and_a_table(tmp_path):
+    pytest.importorskip("matplotlib")
+    one = finding(plot(line("sas", sd=(0.1, 0.1, math.nan)), line("pre-ln", (3, math.nan, 2))))
+    saved = save_plots(one, tmp_path / "new" / "folder")
+    names = {"loss.png", "loss.svg", "loss-minutes.png", "loss-minutes.svg", "loss.csv"}
+    assert {path.name for path in saved} == names == {path.name for path in (tmp_path / "new" / "folder").iterdir()}
+    for path in saved:
+        if path.suffix == ".png":
+            assert path.read_bytes().startswith(b"\x89PNG")
+        elif path.suffix == ".svg":
+            assert ElementTree.parse(path).getroot().tag.endswith("svg")
+
+
+def test_the_table_is_what_was_drawn():
+    one = plot(line('a, "b"', (3.25, None, math.nan), sd=(0.5, 1.0, math.inf), group="g"), line("c", (1.0,)))
+    rows = list(csv.DictReader(io.StringIO(to_csv(one))))
+    assert list(rows[0]) == ["series", "group", "steps", "minutes", "y", "sd"]
+    assert [row["series"] for row in rows] == ['a, "b"'] * 3 + ["c"]
+    assert rows[0] == {"series": 'a, "b"', "group": "g", "steps": "100", "minutes": "0.5", "y": "3.25", "sd": "0.5"}
+    assert [row["y"] for row in rows[1:3]] == ["", ""]
+    assert (rows[2]["sd"], rows[3]["sd"], rows[3]["group"]) == ("", "", "")
+
+
+@pytest.mark.parametrize("kind", ["line", "marks", "bars"])
+def test_anything_can_be_drawn(tmp_path, kind):
+    pytest.importorskip("matplotlib")
+    words = Series(NASTY, {"steps": ("a", "$b", None)}, (1.0, math.nan, 2.0), (0.1, math.nan, 0.2))
+    for number, series in enumerate([(), (line(NASTY),), (words, line("c", (1.0,))), (line("", ()),)]):
+        one = plot(*series, kind=kind, title=NASTY, y_label=NASTY)
+        for axis in ("steps", "minutes"):
+            path = draw(one, tmp_path / f"{number}.svg", [axis])
+            ElementTree.parse(path)
+
+
+def test_the_same_plot_is_the_same_file(tmp_path):
+    pytest.importorskip("matplotlib")
+    one = plot(line("sas", sd=(0.1,) * 3), line("pre-ln"))
+    for ending in ("png", "svg", "pdf"):
+        first, second = (draw(one, tmp_path / f"{n}.{ending}", ["steps", "minutes"]).read_bytes() for n in "ab")
+        assert first == second
+    assert list(tmp_path.glob(".tmp*")) == []
+
+
+# -------------------------------------------------------------------------- plots of runs
+
+
+@pytest.fixture(scope="module")
+def made(tmp_path_factory):
+    folder = tmp_path_factory.mktemp("runs")
+    return [
+        make_run(folder / f"{block}-{seed}", block, seed, reached=400, model__n_layer=3)
+        for block in ("pre-ln", "sas")
+        for seed in (0, 1, 2)
+    ]
+
+
+def test_runs_that_differ_in_their_seed_are_one(made, tmp_path):
+    other = make_run(tmp_path / "other", "sas", 5, train__lr=0.1)
+    first, second, third = pool_seeds([*made, other])
+    assert (first.name, first.group, first.runs) == ("pre-ln, 3 seeds", "pre-ln", tuple(made[:3]))
+    assert (second.name, second.group) == ("sas-0, 3 seeds", "sas")  # its block alone would name the third as well
+    assert (third.name, third.group, third.runs) == ("other", "sas", (other,))
+    assert [pool.group for pool in pool_seeds(made[:1])] == [None]
+    copy = make_run(tmp_path / "copy", "pre-ln", 1, model__n_layer=3)
+    assert [len(pool.runs) for pool in pool_seeds([*made[:3], copy])] == [3, 1]  # the same seed says nothing new
+
+
+def test_a_curve_is_the_mean_over_seeds(made, tmp_path):
+    short = make_run(tmp_path / "short", "pre-ln", 3, reached=200, model__n_layer=3)
+    found = curve([*made[:3], short], "valid_loss")
+    assert found.x["steps"] == (100, 200)  # those that all have reached, but for the one before training
+    values = [next(r for r in run.metrics() if r["step"] == 200 and "valid_loss" in r) for run in (*made[:3], short)]
+    assert found.y[1] == pytest.approx(statistics.fmean(value["valid_loss"] for value in values))
+    assert found.sd[1] == pytest.approx(statistics.stdev(value["valid_loss"] for value in values))
+    assert found.x["minutes"][1] == pytest.approx(statistics.fmean(value["seconds"] for value in values) / 60)
+    assert curve(made[:1], "valid_loss").sd is None
+    assert curve([make_run(tmp_path / "none", reached=0)], "valid_loss").y == ()
+
+
+def test_plots_of_runs(made, tmp_path):
+    found = {one.key: one for one in run_plots([*made, make_run(tmp_path / "none", "parallel", reached=0)])}
+    assert list(found)[:4] == ["loss", "train-loss", "parameters", "speed"]
+    assert [series.name for series in found["loss"].series] == ["pre-ln, 3 seeds", "sas, 3 seeds"]
+    assert [series.name for series in found["parameters"].series] == ["pre-ln, 3 seeds", "sas, 3 seeds", "none"]
+    assert list(found["loss"].axes) == ["steps", "tokens", "minutes"]
+    alpha = found["gains-2-attention.mixing.alpha"]
+    assert alpha.y_label == "α"
+    assert [series.name for series in alpha.series] == ["layer 1", "layer 2", "layer 3"]
+    record = next(record for record in made[3].metrics() if "gains" in record)
+    heads = record["gains"]["blocks.1.attention.mixing.alpha"]
+    assert alpha.series[1].y[0] == pytest.approx(statistics.fmean(heads))
+    assert alpha.series[1].sd[0] == pytest.approx(statistics.pstdev(heads))
+    assert found["gains-2-beta_ff"].series[0].sd is None
+    assert len({one.key for one in found.values()}) == len(found)
+
+
+def test_losses_in_one_picture(made, tmp_path):
+    pytest.importorskip("matplotlib")
+    draw_losses(made, tmp_path / "losses.svg")
+    text = (tmp_path / "losses.svg").read_text()
+    assert "training steps" in text
+    assert "minutes of training" in text
+    empty = make_run(tmp_path / "empty", reached=0)
+    with pytest.raises(UserError, match="'empty' has no held-out loss yet"):
+        draw_losses([*made, empty], tmp_path / "losses.svg")
+
+
+def test_a_series_may_lack_an_axis(tmp_path):
+    pytest.importorskip("matplotlib")
+    one = plot(line("a"), replace(line("b"), x={"steps": (1, 2, 3)}))
+    assert "b,,1,,3.0," in to_csv(one)
+    draw(one, tmp_path / "b.png", ["minutes"])
+    assert isinstance(one, Plot)

@@ -1,0 +1,263 @@
+"""`skipless reproduce`: what is there is reused, what was interrupted goes on, what fails stops nothing else."""
+
+import json
+import os
+import signal
+import subprocess
+import sys
+import time
+
+import pytest
+
+from skipless.atomic import RunLock, is_locked
+from skipless.cli import run as skipless
+from skipless.errors import UserError
+from skipless.experiments.figures import EXPERIMENTS
+from skipless.experiments.recipes import Scale
+from skipless.experiments.reproduce import Pool, choose, cost, plan
+from skipless.experiments.shelf import Shelf, run_key, run_name, state
+from skipless.runs import Run
+from skipless.train import train
+from tests.train.processes import ENVIRONMENT, ROOT
+from tests.train.tiny import Stop, assert_same_run, stop_at, tiny
+
+STARTED = []
+
+
+@pytest.fixture(autouse=True)
+def _no_process_is_left():
+    yield
+    while STARTED:
+        process = STARTED.pop()
+        process.kill()
+        process.wait()
+
+
+def start(folder, *arguments):
+    """The command in a process of its own."""
+    with (folder / "out").open("ab") as out, (folder / "err").open("ab") as err:
+        process = subprocess.Popen(
+            [sys.executable, "-m", "tests.experiments.reproducing", "reproduce", *arguments, "--json"],
+            cwd=ROOT,
+            env=ENVIRONMENT,
+            stdin=subprocess.DEVNULL,
+            stdout=out,
+            stderr=err,
+        )
+    STARTED.append(process)
+    return process
+
+
+def wait_for(condition, process, folder, timeout=1200):
+    end = time.monotonic() + timeout
+    while not condition():
+        assert process.poll() is None, (folder / "err").read_text()
+        assert time.monotonic() < end, (folder / "err").read_text()
+        time.sleep(0.02)
+
+
+def finish(process, folder, timeout=1200):
+    assert process.wait(timeout) == 0, (folder / "err").read_text()
+    return json.loads((folder / "out").read_text().splitlines()[-1])
+
+
+def finished(runs):
+    return [path.parent for path in runs.glob("*/config.json") if state(Run(path.parent)).finished]
+
+
+def stamps(folder):
+    """When the files of a run were last written."""
+    return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
+
+
+def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
+    runs = tmp_path / "runs"
+    arguments = ["fig2", *small(), "--runs", str(runs), "--out", str(tmp_path / "results")]
+    first = start(tmp_path, *arguments)
+    wait_for(lambda: len(finished(runs)) >= 1, first, tmp_path)
+    first.kill()
+    first.wait()
+    done = finished(runs)
+    before = {folder: stamps(folder) for folder in done}
+    assert 1 <= len(done) < 3
+    report = finish(start(tmp_path, *arguments), tmp_path)
+    assert len(finished(runs)) == 3
+    assert {folder: stamps(folder) for folder in done} == before
+    assert (report["failed"], report["left"]) == ({}, [])
+    (finding,) = report["findings"]
+    assert finding["id"] == "fig2"
+    assert finding["seeds"] == [0]
+    assert len(finding["runs"]) == 3
+    assert len(finding["verdicts"]) == len(EXPERIMENTS["fig2"].claims(Scale("laptop")))
+    assert all(verdict["numbers"]["seeds"] == 1 for verdict in finding["verdicts"])
+    # and a third time nothing at all is trained
+    again = {folder: stamps(folder) for folder in finished(runs)}
+    finish(start(tmp_path, *arguments), tmp_path)
+    assert {folder: stamps(folder) for folder in finished(runs)} == again
+
+
+def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path, small, source, cache_dir):
+    runs = tmp_path / "runs"
+    arguments = ["fig4", *small(400, 1000), "--runs", str(runs), "--jobs", "2"]
+    first = start(tmp_path, *arguments)
+    files = lambda: [path for path in runs.glob("*/metrics.jsonl") if path.stat().st_size > 300]  # noqa: E731
+    wait_for(lambda: len(files()) == 2, first, tmp_path)
+    first.send_signal(signal.SIGTERM)
+    assert first.wait(1200) == 143
+    assert "the same command goes on" in (tmp_path / "err").read_text()
+    stopped = [Run(path.parent) for path in files()]
+    assert not any(is_locked(run.folder) for run in stopped)
+    for run in stopped:
+        assert len(run.checkpoints().all()) == 1  # which only the signal can have made
+        assert not state(run).finished
+        assert 0 < state(run).share < 1
+    one = stopped[0]
+    train(one.config(), one.folder, resume=True, trackers=[], cache_dir=cache_dir)
+    train(one.config(), tmp_path / "reference", trackers=[], cache_dir=cache_dir)
+    assert_same_run(one.folder, tmp_path / "reference")
+
+
+def test_two_on_one_folder_share_the_work(tmp_path, small):
+    runs, folders = tmp_path / "runs", [tmp_path / name for name in "ab"]
+    for folder in folders:
+        folder.mkdir()
+    arguments = ["fig4", *small(), "--runs", str(runs)]
+    both = [start(folder, *arguments) for folder in folders]
+    reports = [finish(process, folder) for process, folder in zip(both, folders, strict=True)]
+    assert reports[0]["findings"] == reports[1]["findings"]
+    assert len(finished(runs)) == 2
+    begun = [line for folder in folders for line in (folder / "err").read_text().splitlines() if ": begins" in line]
+    trained = {line.split(":")[0] for line in begun}
+    assert len(trained) == 2
+    for folder in finished(runs):
+        steps = [record["step"] for record in Run(folder).metrics() if "valid_loss" in record]
+        assert steps == [0, 4, 8, 12]
+
+
+def test_a_run_that_fails_is_reported_and_stops_no_other(tmp_path, small, capsys, monkeypatch):
+    monkeypatch.setattr("skipless.cli.experiments.write_results", lambda findings, out: out)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    broken = plan(choose(["fig4"]), Scale("laptop", None, tiny_changes(small())), 1, Shelf(tmp_path), 1.0)[0]
+    folder = tmp_path / run_name(broken.cfg)
+    folder.mkdir()
+    (folder / "checkpoints").write_text("in the way")
+    assert skipless(["reproduce", "fig4", *small(), "--runs", str(tmp_path), "--json"]) == 3
+    said = capsys.readouterr()
+    report = json.loads(said.out)
+    assert list(report["failed"]) == report["left"] == [folder.name]
+    assert f"{folder.name}: FAILED" in said.err
+    assert len(finished(tmp_path)) == 1
+    outcomes = [verdict["reason"] for verdict in report["findings"][0]["verdicts"]]
+    assert "no finished run of sas-gains" in outcomes
+
+
+def test_a_spent_budget_is_an_end_with_verdicts(tmp_path, small, capsys, monkeypatch):
+    monkeypatch.setattr("skipless.cli.experiments.write_results", lambda findings, out: out)
+    assert skipless(["reproduce", "fig2", *small(), "--runs", str(tmp_path), "--budget", "0", "--json"]) == 0
+    report = json.loads(capsys.readouterr().out)
+    assert len(report["left"]) == 3
+    assert {verdict["outcome"] for verdict in report["findings"][0]["verdicts"]} == {"not decidable"}
+    assert not list(tmp_path.glob("*/config.json"))
+
+
+# ---------------------------------------------------------------------------- what it is made of
+
+
+def tiny_changes(options):
+    from skipless.config import parse_overrides
+
+    return parse_overrides([word for word in options if "=" in word])
+
+
+def test_list_names_all_experiments_with_costs(capsys):
+    assert skipless(["reproduce", "--list", "--json"]) == 0
+    rows = json.loads(capsys.readouterr().out)["experiments"]
+    assert [row["id"] for row in rows] == list(EXPERIMENTS)
+    assert len(rows) == 19
+    for row in rows:
+        assert row["paper"]
+        assert all(row["scales"][scale]["runs"] >= 2 for scale in ("laptop", "paper"))
+        assert row["scales"]["laptop"]["seconds"] > 0
+        assert row["scales"]["paper"]["seconds"] > 3600
+    assert skipless(["reproduce", "fig5", "matrix", "--list"]) == 0
+    shown = capsys.readouterr().out
+    assert "fig5" in shown
+    assert "matrix" in shown
+    assert "fig6" not in shown
+
+
+@pytest.mark.parametrize(
+    ("arguments", "message"),
+    [
+        ([], "give the ids of experiments"),
+        (["fig55"], "did you mean 'fig5'"),
+        (["fig5", "--scale", "lap"], "unknown scale 'lap'; known: laptop, paper"),
+        (["fig5", "--set", "train.stepz=3"], "did you mean 'train.steps'"),
+        (["fig5", "--rates", "nowhere.json"], "cannot read 'nowhere.json'"),
+    ],
+)
+def test_mistakes_are_told_in_a_line(arguments, message, capsys):
+    assert skipless(["reproduce", *arguments]) == 2
+    said = capsys.readouterr().err
+    assert message in said
+    assert said.count("\n") == 1
+
+
+def test_a_plan_has_each_run_once_and_the_first_seed_first(tmp_path):
+    tasks = plan(choose(["fig5", "fig2", "matrix"]), Scale("laptop"), 2, Shelf(tmp_path), 1e9)
+    assert len({run_key(task.cfg) for task in tasks}) == len(tasks) == 2 * (6 + 1 + 2)
+    assert [task.cfg.train.seed for task in tasks] == [0] * 9 + [1] * 9
+    assert len({task.run.name for task in tasks}) == len(tasks)
+    assert choose(["all"]) == list(EXPERIMENTS.values())
+
+
+def test_cost_follows_the_budget():
+    cfg = Scale("laptop").decoder("sas")
+    longer = cfg.override({"train.steps": 2 * cfg.train.steps})
+    assert cost(longer, 1e9) == pytest.approx(2 * cost(cfg, 1e9))
+    assert cost(cfg, 2e9) == pytest.approx(cost(cfg, 1e9) / 2)
+    assert cost(cfg.override({"train.steps": None, "train.minutes": 2.0}), 1e9) == 120
+
+
+def test_a_run_is_found_by_its_configuration(tmp_path, source, cache_dir):
+    cfg = tiny(source, {"train.steps": 4})
+    train(cfg, tmp_path / "any name", trackers=[], cache_dir=cache_dir)
+    found = Shelf(tmp_path).find(cfg)
+    assert found.folder == tmp_path / "any name"
+    assert state(found).finished
+    other = Shelf(tmp_path).find(cfg.override({"train.seed": 1}))
+    assert (other.exists, other.folder.name) == (False, f"sas-p-s1-{run_key(cfg.override({'train.seed': 1}))}")
+    with pytest.raises(Stop):
+        train(cfg.override({"train.seed": 1}), other.folder, trackers=[], cache_dir=cache_dir, observer=stop_at(3))
+    assert not state(other).finished
+
+
+def test_a_run_without_its_last_weights_is_not_finished(tmp_path, source, cache_dir):
+    run = train(tiny(source, {"train.steps": 4}), tmp_path / "run", trackers=[], cache_dir=cache_dir)
+    assert state(run).finished
+    (last,) = run.checkpoints().all()
+    last.rename(last.with_name("step-00000002"))
+    assert not state(run).finished
+
+
+def test_children_share_cores_and_gpus(monkeypatch):
+    for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
+        monkeypatch.delenv(name, raising=False)
+    monkeypatch.setattr("os.cpu_count", lambda: 8)
+    pool = Pool(jobs=3)
+    assert [pool._environment(0)[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["2", "2"]
+    monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
+    assert [pool._environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0", "1", "0"]
+    monkeypatch.setenv("CUDA_VISIBLE_DEVICES", "5,7")
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    assert [pool._environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["5", "7"]
+    assert pool._environment(0)["OMP_NUM_THREADS"] == "1"
+
+
+def test_locks_can_be_seen(tmp_path):
+    assert not is_locked(tmp_path / "nowhere")
+    with RunLock(tmp_path):
+        assert is_locked(tmp_path)
+        with pytest.raises(UserError, match=f"is in use by process {os.getpid()}"):
+            RunLock(tmp_path).acquire()
+    assert not is_locked(tmp_path)
