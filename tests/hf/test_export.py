@@ -167,17 +167,17 @@ def test_cards_say_how(run_folder, words, tmp_path, monkeypatch, capsys):
     """Those for Hugging Face are run in `opening.py` too."""
     plain = export_run(run_folder, "safetensors", tmp_path / "plain")
     assert isinstance(run_card(plain, monkeypatch)["model"], CausalLM)
-    for kind, answer in ((MaskedLM, "token_str"), (SequenceClassifier, "LABEL_")):
-        model = small(kind, vocab_size=words.vocab_size)
+    for kind, answer in (((MaskedLM,), "token_str"), ((SequenceClassifier, 3), "LABEL_")):
+        model = small(*kind, vocab_size=words.vocab_size)
         model.tokenizer = words
-        run_card(export_model(model, "hf", tmp_path / kind.__name__), monkeypatch)
+        run_card(export_model(model, "hf", tmp_path / answer), monkeypatch)
         assert answer in capsys.readouterr().out
     assert "library_name: skipless" in (plain / "README.md").read_text()
 
 
 def test_sentences_end_as_the_encoder_knows_it(words, tmp_path):
     """As `skipless finetune` gives them; but not in the tokeniser of the library, which adds nothing."""
-    model = small(SequenceClassifier, vocab_size=words.vocab_size)
+    model = small(SequenceClassifier, 2, vocab_size=words.vocab_size)
     model.tokenizer = words
     folder = export_model(model, "hf", tmp_path / "out")
     theirs = AutoTokenizer.from_pretrained(folder)
