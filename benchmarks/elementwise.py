@@ -38,7 +38,7 @@ def read_tail(v: Tensor, attended: Tensor, other: Tensor, *gains: Tensor) -> Ten
 def hand_tail(v: Tensor, attended: Tensor, other: Tensor, *gains: Tensor) -> Tensor:
     """The same, as `Shaped.join` does it."""
     alpha, beta, gamma, beta_sa, beta_ff = gains
-    return fast.shaped_causal(v, attended, *(gain * beta_sa for gain in (alpha, beta, gamma)), other, beta_ff.view(1))
+    return fast.shaped_causal(v, attended, alpha * beta_sa, beta * beta_sa, gamma * beta_sa, other, beta_ff.view(1))
 
 
 def stream(count: int) -> list[Tensor]:

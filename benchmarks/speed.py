@@ -59,22 +59,22 @@ def ratio(rows: list[Row], case: str, name: str, reference: str, floor: float | 
 
 def train(device: str) -> list[Figure]:
     """Stacks of blocks at 128 tokens."""
-    rows = bench_train(Shape(), 101, device)
     floors = {"sas": 1.10, "sas-p": 1.15, "sas-p-nonorm": 1.18}
+    rows = bench_train(Shape(), 101, device, blocks=["pre-ln", *floors])
     both = [ratio(rows, "T=128", name, other, floor) for name, floor in floors.items() for other in (HF, "pre-ln")]
     return [ratio(rows, "T=128", "pre-ln", HF, 1.0), *both]
 
 
 def long(device: str) -> list[Figure]:
     """The same at 1,024 tokens, and against the explicit form."""
-    rows = bench_train(Shape(length=1024), 11, device, explicit=True)
+    rows = bench_train(Shape(length=1024), 15, device, explicit=True, blocks=["pre-ln", "sas-p"])
     explicit = ratio(rows, "T=1,024", "sas-p", "sas-p" + EXPLICIT, 2.4)
     return [ratio(rows, "T=1,024", "sas-p", HF, 1.12), explicit]
 
 
 def explicit(device: str) -> list[Figure]:
     """Against the explicit form at 4,096 tokens."""
-    rows = bench_train(Shape(length=4096, tokens=4096, depth=1), 3, device, explicit=True)
+    rows = bench_train(Shape(length=4096, tokens=4096, depth=1), 3, device, explicit=True, blocks=["sas-p"])
     return [ratio(rows, "T=4,096", "sas-p", "sas-p" + EXPLICIT, 5.0)]
 
 
@@ -88,7 +88,7 @@ def step(device: str) -> list[Figure]:
 
 def decode(device: str) -> list[Figure]:
     """128 new tokens after 512, 18 layers, one sequence."""
-    rows = bench_decode(Shape(length=512, depth=18), 3, device)
+    rows = bench_decode(Shape(length=512, depth=18), 7, device)
     hugging_face = [ratio(rows, "decoding", "sas-p (kx)", f"{HF} ({cache})", 1.3) for cache in ("dynamic", "static")]
     return [*hugging_face, ratio(rows, "decoding", "sas-p (kx)", "pre-ln (kv)", 1.15)]
 
@@ -132,7 +132,11 @@ def main() -> int:
     found: list[Figure] = []
     for name in given.parts or PARTS:
         print(f"{name}: {PARTS[name].__doc__}", file=sys.stderr, flush=True)
-        found += PARTS[name](given.device)
+        part = PARTS[name](given.device)
+        print(
+            *(f"  {figure.case} / {figure.against}: {figure.value:.3f}" for figure in part), sep="\n", file=sys.stderr
+        )
+        found += part
     lines = [
         [
             figure.case,

@@ -61,10 +61,11 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor, None]:  # pyrefly: ignore
         (grad,), (x, weight, scale) = grad_outputs, ctx.saved_tensors
         width = x.shape[-1]
-        product = (grad * x).reshape(-1, width)
-        grad_weight = scale.reshape(1, -1) @ product  # Σ over tokens of grad·x·scale
-        along = (product @ weight).view(scale.shape)  # Σ over the width of grad·weight·x
-        grad_x = (grad * weight).mul_(scale)
+        product = (grad * x).contiguous()
+        flat = product.view(-1, width)
+        grad_weight = scale.reshape(1, -1) @ flat  # Σ over tokens of grad·x·scale
+        along = (flat @ weight).view(scale.shape)  # Σ over the width of grad·weight·x
+        grad_x = torch.mul(grad, weight, out=product).mul_(scale)
         grad_x.addcmul_(x, along.mul_(scale.pow(3)), value=-1 / width)
         return grad_x, grad_weight.view(-1), None
 
