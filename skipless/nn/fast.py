@@ -276,6 +276,26 @@ class _TwoTerms(torch.autograd.Function):
         return _inner(grad, x).view(a.shape), grad * a, _inner(grad, y).view(b.shape), grad * b
 
 
+def tie(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix for a sparse embedding and for a head: the rows of the one are added to the gradient of the other."""
+    return _Tie.apply(weight)
+
+
+class _Tie(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight), weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor | None:  # pyrefly: ignore
+        rows, head = grad_outputs
+        if rows is None or head is None:
+            return rows.to_dense() if head is None and rows is not None else head
+        return head.add_(rows) if head.is_contiguous() else head + rows
+
+
 def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, ignored: int, rows: int) -> Tensor:
     """Mean cross-entropy of the logits hidden Wᵀ, (N, d) and (V, d), against (N,) labels, `rows` rows at a time.
 
