@@ -17,6 +17,7 @@ from torch import Tensor
 
 from skipless.bench import take_turns
 from skipless.display import table
+from skipless.machine import check_cpu_bf16
 
 MATRICES = {"queries, keys, MLP in (4608×768)": (4608, 768), "MLP out (768×3072)": (768, 3072), "head": (50_000, 768)}
 COPIES = 64 << 20
@@ -45,6 +46,7 @@ def cases(rows: int, columns: int) -> dict[str, Callable[[], object]]:
 @torch.inference_mode()
 def main() -> None:
     """Measure and show."""
+    check_cpu_bf16()  # on some machines such a product ends the process
     found: dict[str, dict[str, float]] = {}
     for name, (rows, columns) in MATRICES.items():
         times = take_turns(cases(rows, columns), 15, torch.device("cpu"))

@@ -69,7 +69,12 @@ def _select(
 
 
 def _adamw(groups: list[dict[str, Any]], cfg: TrainConfig) -> AdamW:
-    return AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, fused=True)
+    optimizer = AdamW(groups, lr=cfg.lr, betas=cfg.betas, eps=cfg.eps, fused=True)
+    for group in optimizer.param_groups:
+        for p in group["params"]:  # now, not in the first step: what stays then lies below what comes and goes
+            moments = {name: torch.zeros_like(p) for name in ("exp_avg", "exp_avg_sq")}
+            optimizer.state[p] = {"step": torch.zeros((), dtype=torch.float32, device=p.device), **moments}
+    return optimizer
 
 
 def _with_decay(optimizers: Sequence[Optimizer], cfg: TrainConfig) -> list[Optimizer]:

@@ -133,12 +133,12 @@ def smoke(block: str = "sas-p") -> RunConfig:
 
 
 def study(block: str = "sas-p") -> RunConfig:
-    """What the experiments train at laptop scale. Every other laptop recipe of theirs derives from this one."""
-    length, vocabulary = 128, 4096
+    """What the experiments train at laptop scale: narrow, for there are many. Their other recipes derive from it."""
+    length, vocabulary = 64, 2048
     return laptop(block).override(
         {
             "model.n_layer": 12,
-            "model.d_model": 128,
+            "model.d_model": 64,
             "model.n_head": 4,
             "model.max_seq_len": length,
             "model.vocab_size": vocabulary,
@@ -146,7 +146,7 @@ def study(block: str = "sas-p") -> RunConfig:
             "data.vocab_size": vocabulary,
             "train.steps": 2000,
             "train.batch_size": 8,
-            "train.eval_every": 100,
+            "train.eval_every": 200,
             "train.eval_rows": 256,
             "train.save_every": 500,
             "train.keep_last": 1,

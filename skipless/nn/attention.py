@@ -108,11 +108,24 @@ class Shaped(VSkipInit):
         self.add_gains(cfg.n_layer, gain_shape(cfg), gamma=cfg.block.gamma)
 
     def combine(self, v: Tensor, attended: Tensor, mask: Mask | Past) -> Tensor:
-        gains = [gain for gain in (self.alpha, self.beta, self.gamma) if isinstance(gain, Tensor)]
-        if len(gains) == 3 and isinstance(mask, Mask) and mask.only_causal and fast.by_hand(v, attended, *gains):
-            return fast.shaped_causal(v, attended, *gains)  # the same in fewer passes
+        if self.is_by_hand(mask, v, attended):
+            return fast.shaped_causal(v, attended, self.alpha, self.beta, self.gamma)  # pyrefly: ignore
         mixed = super().combine(v, attended, mask)
         return mixed if self.gamma is None else add_scaled(mixed, self.gamma, mask.mean(v), sign=-1)
+
+    def is_by_hand(self, mask: Mask | Past, *parts: object) -> bool:
+        """Whether `fast.shaped_causal` serves, which is the same in fewer passes over memory."""
+        causal = isinstance(mask, Mask) and mask.only_causal
+        return causal and fast.by_hand(*parts, self.alpha, self.beta, self.gamma)
+
+    def can_join(self, v: Tensor, mask: Mask | Past, gain: Scale, other_gain: Scale) -> bool:
+        """Whether `join` serves."""
+        return torch.is_grad_enabled() and fast.is_untouched(self) and self.is_by_hand(mask, v, gain, other_gain)
+
+    def join(self, v: Tensor, attended: Tensor, gain: Tensor, other: Tensor, other_gain: Tensor) -> Tensor:
+        """gain·(what the matrix gives) + other_gain·other in one go, (B, H, T, D) each."""
+        alpha, beta, gamma = (own * gain.view(1, 1, 1) for own in (self.alpha, self.beta, self.gamma))  # pyrefly: ignore
+        return fast.shaped_causal(v, attended, alpha, beta, gamma, other, other_gain)
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         mixed = super().matrix(q, k, mask)
@@ -189,12 +202,43 @@ class Attention(nn.Module):
     def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
         if isinstance(mask, InputPast):
             return self.from_inputs(x, self.query(x), self.value(x), mask)
-        return self.mix(self.query(x), self.key(x), self.value(x), mask, turn)
+        q, k, v = self.fan_out(x)
+        return self.mix(q, k, v, mask, turn)
+
+    def fan_out(self, x: Tensor, *others: nn.Linear) -> tuple[Tensor, ...]:
+        """X W^Q, X W^K, X W^V, and the products with other maps of the same input."""
+        value = [self.value] if fast.is_plain(self.value) else []
+        maps = (self.query, self.key, *others, *value)
+        if not fast.can_fan_out(x, maps):
+            return self.query(x), self.key(x), self.value(x), *(part(x) for part in others)
+        # the same, with the gradients of x added up inside the products
+        q, k, *rest, x = fast.fan_out(x, *(part.weight for part in maps))  # pyrefly: ignore
+        v = rest.pop() if value else self.value(x)
+        return q, k, v, *rest
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:
         """Everything behind X W^Q, X W^K and X W^V, (B, T, d) each: (B, T, d)."""
         mixed = self.mixing(*self.of_heads(q, k, turn), self.heads(v), mask).transpose(1, 2).flatten(-2)  # (B, T, d)
         return self.dropout(self.projection(mixed))
+
+    def mix_beside(
+        self,
+        q: Tensor,
+        k: Tensor,
+        v: Tensor,
+        mask: Mask | Past,
+        turn: Rotation | None,
+        gain: Scale,
+        other: tuple[Scale, Tensor],
+    ) -> list[tuple[Scale, Tensor | None]]:
+        """A gain with what `mix` gives, and another branch with its own: two terms, or their sum if made in one go."""
+        mixing, last = self.mixing, self.projection is identity and not (self.training and self.dropout.p)
+        if last and isinstance(mixing, Shaped) and mixing.can_join(v, mask, gain, other[0]):
+            v = self.heads(v)
+            attended = mask.attend(*self.of_heads(q, k, turn), v)
+            joined = mixing.join(v, attended, gain, self.heads(other[1]), other[0])  # pyrefly: ignore  (they are tensors)
+            return [(1.0, joined.transpose(1, 2).flatten(-2))]
+        return [other, (gain, self.mix(q, k, v, mask, turn))]
 
     def from_inputs(self, x: Tensor, q: Tensor, v: Tensor, past: InputPast) -> Tensor:
         """The same from a cache of inputs alone, (B, t, d) → (B, t, d).

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from skipless.config import BLOCKS, GainConfig, ModelConfig
 from skipless.nn import fast
 from skipless.nn.attention import Attention
-from skipless.nn.cache import Past
+from skipless.nn.cache import InputPast, Past
 from skipless.nn.layers import GLU, MLP, MLPS, Rotation, Scale, WithGains, make_norm, nothing, weighted_sum
 from skipless.nn.mask import Mask
 
@@ -85,21 +85,16 @@ class ParallelBlock(WithGains):
         self.add_gains(cfg.n_layer, alpha_comb=block.alpha_comb, beta_ff=block.beta_ff, beta_sa=block.beta_sa)
 
     def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
-        mha, mlp = self.branches(self.norm(x), mask, turn)
-        return weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
+        return weighted_sum((self.alpha_comb, x), *self.branches(self.norm(x), mask, turn))
 
-    def branches(self, h: Tensor, mask: Mask | Past, turn: Rotation | None) -> tuple[Tensor | None, Tensor | None]:
-        """MHA(h) and MLP(h)."""
+    def branches(self, h: Tensor, mask: Mask | Past, turn: Rotation | None) -> list[tuple[Scale, Tensor | None]]:
+        """β_FF, MLP(h) and β_SA, MHA(h); or their sum, where that is made in one go."""
         attention, mlp = self.attention, self.mlp
-        if isinstance(attention, Attention) and isinstance(mlp, MLP | GLU):
-            maps = (attention.query, attention.key, mlp.up)
-            hooked = any(part._forward_hooks or part._forward_pre_hooks for part in (attention, mlp))
-            if not hooked and fast.can_fan_out(
-                h, maps
-            ):  # the same, with the gradients of h added up inside the products
-                q, k, up, h = fast.fan_out(h, *(part.weight for part in maps))
-                return attention.mix(q, k, attention.value(h), mask, turn), mlp.contract(up)
-        return attention(h, mask, turn), mlp(h)
+        both = isinstance(attention, Attention) and isinstance(mlp, MLP | GLU)
+        if both and fast.is_untouched(attention, mlp) and not isinstance(mask, InputPast):
+            q, k, v, up = attention.fan_out(h, mlp.up)
+            return attention.mix_beside(q, k, v, mask, turn, self.beta_sa, (self.beta_ff, mlp.contract(up)))
+        return [(self.beta_ff, mlp(h)), (self.beta_sa, attention(h, mask, turn))]
 
 
 Block = SequentialBlock | ParallelBlock

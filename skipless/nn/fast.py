@@ -2,8 +2,8 @@
 
 Each stands beside the form that one reads, and is tested against it: `rms_norm` beside `torch.nn.functional.rms_norm`,
 `fan_out` beside `F.linear`, `relu_linear` beside `MLP`, `two_terms` beside `weighted_sum`, `shaped_causal` beside
-`Shaped.combine`. `torch.compile` and accelerators fuse such things themselves, so there, and for types other than
-float32 and float64, the readable form runs.
+`Shaped.combine`, `cross_entropy` beside `F.linear_cross_entropy`. `torch.compile` and accelerators fuse such things
+themselves, so there, and for types other than float32 and float64, the readable form runs.
 
 Shapes: B batch, T tokens, H heads, D width of a head, d = H·D.
 """
@@ -27,6 +27,11 @@ def by_hand(*parts: object) -> bool:
     tensors = [part for part in parts if isinstance(part, Tensor)]
     plain = len(tensors) == len(parts) and all(x.device.type == "cpu" and x.dtype in EXACT for x in tensors)
     return plain and len({x.dtype for x in tensors}) == 1 and not torch.compiler.is_compiling()
+
+
+def trains_by_hand(*parts: object) -> bool:
+    """Whether products of these, with their gradients, go by hand; under autocast they would change type."""
+    return torch.is_grad_enabled() and by_hand(*parts) and not torch.is_autocast_enabled("cpu")
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -56,10 +61,11 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor, None]:  # pyrefly: ignore
         (grad,), (x, weight, scale) = grad_outputs, ctx.saved_tensors
         width = x.shape[-1]
-        product = (grad * x).reshape(-1, width)
-        grad_weight = scale.reshape(1, -1) @ product  # Σ over tokens of grad·x·scale
-        along = (product @ weight).view(scale.shape)  # Σ over the width of grad·weight·x
-        grad_x = (grad * weight).mul_(scale)
+        product = (grad * x).contiguous()
+        flat = product.view(-1, width)
+        grad_weight = scale.reshape(1, -1) @ flat  # Σ over tokens of grad·x·scale
+        along = (flat @ weight).view(scale.shape)  # Σ over the width of grad·weight·x
+        grad_x = torch.mul(grad, weight, out=product).mul_(scale)
         grad_x.addcmul_(x, along.mul_(scale.pow(3)), value=-1 / width)
         return grad_x, grad_weight.view(-1), None
 
@@ -81,9 +87,20 @@ def running_sum(x: Tensor) -> Tensor:
     return torch.cat([sums, rest], dim=1)
 
 
-def shaped_causal(v: Tensor, attended: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
-    """α·V + β·(A V) − γ·(C V) under a causal mask, for (B, H, T, D) values and gains of one or H heads."""
-    return _ShapedCausal.apply(v, attended, alpha, beta, gamma)
+def shaped_causal(
+    v: Tensor,
+    attended: Tensor,
+    alpha: Tensor,
+    beta: Tensor,
+    gamma: Tensor,
+    other: Tensor | None = None,
+    gain: Tensor | None = None,
+) -> Tensor:
+    """α·V + β·(A V) − γ·(C V) under a causal mask, and gain·other if there is another branch, of one gain.
+
+    For (B, H, T, D) values and gains of one or H heads.
+    """
+    return _ShapedCausal.apply(v, attended, alpha, beta, gamma, other, gain)
 
 
 class _ShapedCausal(torch.autograd.Function):
@@ -93,27 +110,46 @@ class _ShapedCausal(torch.autograd.Function):
     """
 
     @staticmethod
-    def forward(ctx: Any, v: Tensor, attended: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
+    def forward(
+        ctx: Any,
+        v: Tensor,
+        attended: Tensor,
+        alpha: Tensor,
+        beta: Tensor,
+        gamma: Tensor,
+        other: Tensor | None,
+        gain: Tensor | None,
+    ) -> Tensor:
         v, attended = v.transpose(1, 2), attended.transpose(1, 2)  # (B, T, H, D), as the model's stream lies
-        ctx.save_for_backward(v, attended, alpha, beta, gamma)
-        sums = running_sum(v.flatten(2)).view(v.shape)
-        out = v * alpha.view(-1, 1)
-        out.addcmul_(attended, beta.view(-1, 1))
-        out.addcmul_(sums, gamma.view(-1, 1) / _counts(v), value=-1)
+        other = None if other is None else other.transpose(1, 2)
+        ctx.save_for_backward(v, attended, alpha, beta, gamma, other, gain)
+        out = running_sum(v.flatten(2)).view(v.shape)
+        out.mul_(gamma.view(-1, 1) / _counts(v).neg_())
+        out.addcmul_(v, alpha.view(-1, 1)).addcmul_(attended, beta.view(-1, 1))
+        if other is not None and gain is not None:
+            out.addcmul_(other, gain)
         return out.transpose(1, 2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
-        v, attended, alpha, beta, gamma = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
+        v, attended, alpha, beta, gamma, other, gain = ctx.saved_tensors
         grad = grad_outputs[0].transpose(1, 2)  # (B, T, H, D)
+        grad_other = None if other is None else grad.mul(gain).transpose(1, 2)
+        grad_gain = None if other is None else _inner(grad, other).view(gain.shape)
         behind = sum_behind(grad.flatten(2)).view(v.shape)
         product = torch.empty_like(behind)
         grad_alpha, grad_beta = _per_head(grad, v, alpha, product), _per_head(grad, attended, beta, product)
         grad_gamma = _per_head(behind, v, gamma, product).neg_()
         grad_v = torch.mul(grad, alpha.view(-1, 1), out=product).addcmul_(behind, gamma.view(-1, 1), value=-1)
         grad_attended = torch.mul(grad, beta.view(-1, 1), out=behind)
-        return grad_v.transpose(1, 2), grad_attended.transpose(1, 2), grad_alpha, grad_beta, grad_gamma
+        grad_v, grad_attended = grad_v.transpose(1, 2), grad_attended.transpose(1, 2)
+        return grad_v, grad_attended, grad_alpha, grad_beta, grad_gamma, grad_other, grad_gain
+
+
+def _inner(a: Tensor, b: Tensor) -> Tensor:
+    """Σ a·b over everything."""
+    return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
 def sum_behind(x: Tensor) -> Tensor:
@@ -145,16 +181,19 @@ def _per_head(a: Tensor, b: Tensor, gain: Tensor, product: Tensor) -> Tensor:
     return (heads if gain.numel() > 1 else heads.sum()).view(gain.shape)
 
 
+def is_untouched(*modules: nn.Module) -> bool:
+    """Whether what each module's class says is what happens: no hook, no forward of its own."""
+    return not any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in modules)
+
+
 def is_plain(layer: object) -> bool:
-    """Whether a layer is a product with a matrix and nothing else: no bias, no hook, nothing that stands in for it."""
-    bare = type(layer) is nn.Linear and layer.bias is None
-    return bare and not (layer._forward_hooks or layer._forward_pre_hooks)  # pyrefly: ignore
+    """Whether a layer is a product with a matrix and nothing else: no bias, nothing that stands in for it."""
+    return type(layer) is nn.Linear and layer.bias is None and is_untouched(layer)
 
 
-def can_fan_out(x: Tensor, maps: Sequence[nn.Module]) -> bool:
+def can_fan_out(x: Tensor, maps: Sequence[object]) -> bool:
     """Whether `fan_out` serves for these maps of x."""
-    plain = torch.is_grad_enabled() and all(is_plain(part) for part in maps)
-    return plain and by_hand(x, *(part.weight for part in maps)) and not torch.is_autocast_enabled("cpu")
+    return all(is_plain(part) for part in maps) and trains_by_hand(x, *(part.weight for part in maps))  # pyrefly: ignore
 
 
 def fan_out(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -167,19 +206,25 @@ class _FanOut(torch.autograd.Function):
 
     @staticmethod
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
+        ctx.set_materialize_grads(False)  # what is not used has no gradient, rather than an array of zeros
         ctx.save_for_backward(x, *weights)
         return *(x @ weight.mT for weight in weights), x.view_as(x)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
-        *grads, total = (grad.flatten(0, -2) for grad in grad_outputs)
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
+        *grads, total = (None if grad is None else grad.flatten(0, -2) for grad in grad_outputs)
         x, *weights = ctx.saved_tensors
-        flat = x.flatten(0, -2)
-        grad_x = torch.addmm(total, grads[0], weights[0])
-        for grad, weight in zip(grads[1:], weights[1:], strict=True):
-            grad_x.addmm_(grad, weight)
-        return grad_x.view(x.shape), *(grad.mT @ flat for grad in grads)
+        flat, own = x.flatten(0, -2), None
+        for grad, weight in zip(grads, weights, strict=True):
+            if grad is None:
+                continue
+            if own is not None:
+                own.addmm_(grad, weight)
+            else:
+                own = grad @ weight if total is None else torch.addmm(total, grad, weight)
+        grad_x = total if own is None else own
+        return None if grad_x is None else grad_x.view(x.shape), *(g if g is None else g.mT @ flat for g in grads)
 
 
 def relu_linear(hidden: Tensor, weight: Tensor) -> Tensor:
@@ -228,6 +273,85 @@ class _TwoTerms(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
         (grad,), (a, x, b, y) = grad_outputs, ctx.saved_tensors
-        flat = grad.reshape(-1)
-        grad_a, grad_b = (torch.dot(flat, part.reshape(-1)).view(gain.shape) for gain, part in ((a, x), (b, y)))
-        return grad_a, grad * a, grad_b, grad * b
+        return _inner(grad, x).view(a.shape), grad * a, _inner(grad, y).view(b.shape), grad * b
+
+
+def tie(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix for a sparse embedding and for a head: the rows of the one are added to the gradient of the other."""
+    return _Tie.apply(weight)
+
+
+class _Tie(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight), weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor | None:  # pyrefly: ignore
+        rows, head = grad_outputs
+        if rows is None or head is None:
+            return rows.to_dense() if head is None and rows is not None else head
+        return head.add_(rows) if head.is_contiguous() else head + rows
+
+
+def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, ignored: int, rows: int) -> Tensor:
+    """Mean cross-entropy of the logits hidden Wᵀ, (N, d) and (V, d), against (N,) labels, `rows` rows at a time.
+
+    What `torch.nn.functional.linear_cross_entropy` does in chunks, without the second array of W's shape that its
+    backward makes at the moment at which most memory is held.
+    """
+    return _CrossEntropy.apply(hidden, weight, labels, ignored, rows)
+
+
+class _CrossEntropy(torch.autograd.Function):
+    """The gradients are made with the loss, while the logits are there. They are handed over, not copied.
+
+    A second backward over the same graph makes them anew.
+    """
+
+    @staticmethod
+    def forward(ctx: Any, hidden: Tensor, weight: Tensor, labels: Tensor, ignored: int, rows: int) -> Tensor:
+        ctx.save_for_backward(hidden, weight, labels)
+        ctx.options = (ignored, rows, ctx.needs_input_grad[:2])
+        loss, *ctx.grads = _cross_entropy(hidden, weight, labels, *ctx.options)
+        return loss
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
+        grads = ctx.grads or _cross_entropy(*ctx.saved_tensors, *ctx.options)[1:]
+        ctx.grads = None
+        if grad_outputs[0] != 1:
+            for grad in grads:
+                if grad is not None:
+                    grad.mul_(grad_outputs[0])
+        return *grads, None, None, None
+
+
+def _cross_entropy(
+    hidden: Tensor, weight: Tensor, labels: Tensor, ignored: int, rows: int, needed: tuple[bool, bool]
+) -> tuple[Tensor, Tensor | None, Tensor | None]:
+    """The loss, and its gradients with respect to `hidden` and `weight` where they are needed."""
+    loss, counted = hidden.new_zeros(()), labels != ignored
+    share = 1 / counted.sum().to(hidden.dtype)
+    grad_hidden = torch.empty_like(hidden) if needed[0] else None
+    grad_weight = torch.zeros_like(weight) if needed[1] else None
+    space = hidden.new_empty(min(rows, len(hidden)), len(weight))
+    for start in range(0, len(hidden), rows):
+        here = slice(start, start + rows)
+        x, counts, label = hidden[here], counted[here], labels[here].where(counted[here], 0)[:, None]
+        logits = torch.mm(x, weight.mT, out=space[: len(x)])
+        logits -= logits.amax(1, keepdim=True)
+        target = logits.gather(1, label).squeeze(1)
+        total = logits.exp_().sum(1)
+        loss += (total.log() - target).where(counts, 0).sum()
+        factor = share.where(counts, 0)
+        logits *= (factor / total)[:, None]  # softmax, as its share of the mean
+        logits.scatter_add_(1, label, -factor[:, None])
+        if grad_hidden is not None:
+            torch.mm(logits, weight, out=grad_hidden[here])
+        if grad_weight is not None:
+            grad_weight.addmm_(logits.mT, x)
+    return loss * share, grad_hidden, grad_weight

@@ -16,7 +16,7 @@ from torch import Tensor, nn
 from skipless.nn.attention import Attention, as_linear
 from skipless.nn.blocks import Block, ParallelBlock, SequentialBlock
 from skipless.nn.cache import InputPast, Past
-from skipless.nn.layers import GLU, MLP, Rotation, scale_linear, weighted_sum
+from skipless.nn.layers import GLU, MLP, Rotation, Scale, scale_linear, weighted_sum
 from skipless.nn.mask import Mask
 
 
@@ -104,6 +104,7 @@ class FoldedSequentialBlock(_Folded, SequentialBlock):
 class FoldedParallelBlock(_Folded, ParallelBlock):
     """`ParallelBlock` with queries, keys, values and the first product of the MLP as one."""
 
-    def branches(self, h: Tensor, mask: Mask | Past, turn: Rotation | None) -> tuple[Tensor | None, Tensor | None]:
+    def branches(self, h: Tensor, mask: Mask | Past, turn: Rotation | None) -> list[tuple[Scale, Tensor | None]]:
         mha, up = self.mixed(h, mask, turn)
-        return mha, self.mlp.contract(up) if isinstance(self.mlp, MLP | GLU) and up is not None else None
+        mlp = self.mlp.contract(up) if isinstance(self.mlp, MLP | GLU) and up is not None else None
+        return [(self.beta_ff, mlp), (self.beta_sa, mha)]

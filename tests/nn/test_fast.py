@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from skipless.config import ModelConfig
-from skipless.nn import Mask, fast
+from skipless.nn import CausalLM, Mask, MaskedLM, fast
 from skipless.nn.layers import MLP
 
 SHAPES = [(1, 1), (2, 15), (3, 16), (2, 17), (1, 64), (2, 100)]
@@ -46,6 +46,19 @@ def test_shaped_causal(shape, heads):
     v, attended, alpha, beta, gamma = inputs
     ours = fast.shaped_causal(*inputs)
     theirs = alpha * v + beta * attended - gamma * Mask(True).mean(v)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (ours, theirs)), strict=True):
+        torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_shaped_causal_beside_another_branch():
+    """The sum of both branches in one go, and its gradients."""
+    v, attended, other, grad = torch.randn(4, 2, 17, 3, 4, dtype=torch.float64).transpose(2, 3)
+    gains = [*torch.randn(3, 3, 1, 1, dtype=torch.float64), torch.randn(1, dtype=torch.float64)]
+    inputs = [tensor.clone().requires_grad_() for tensor in (v, attended, *gains[:3], other, gains[3])]
+    v, attended, alpha, beta, gamma, other, gain = inputs
+    ours = fast.shaped_causal(*inputs)
+    theirs = alpha * v + beta * attended - gamma * Mask(True).mean(v) + gain * other
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
@@ -102,6 +115,67 @@ def test_two_terms():
         *(torch.autograd.grad(out, inputs, grad) for out in (fast.two_terms(*inputs), a * x + b * y)), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("rows", [3, 4, 100])
+def test_cross_entropy(rows):
+    """Against PyTorch's, with labels that are ignored, a factor from outside, and a second backward."""
+    hidden, weight = torch.randn(8, 5, dtype=torch.float64), 9 * torch.randn(7, 5, dtype=torch.float64)
+    inputs, labels = (hidden.requires_grad_(), weight.requires_grad_()), torch.tensor([0, 6, -100, 3, 3, -100, 1, 2])
+    ours = fast.cross_entropy(*inputs, labels, -100, rows)
+    theirs = F.cross_entropy(hidden @ weight.mT, labels)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+    for factor in (1.0, 0.25):
+        pair = (torch.autograd.grad(loss * factor, inputs, retain_graph=True) for loss in (ours, theirs))
+        for a, b in zip(*pair, strict=True):
+            torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
+
+
+def test_cross_entropy_makes_only_the_gradients_that_are_needed():
+    hidden, weight = torch.randn(8, 5, requires_grad=True), torch.randn(7, 5)
+    labels = torch.arange(7).repeat(2)[:8]
+    (ours,) = torch.autograd.grad(fast.cross_entropy(hidden, weight, labels, -100, 4), hidden)
+    (theirs,) = torch.autograd.grad(F.cross_entropy(hidden @ weight.mT, labels), hidden)
+    torch.testing.assert_close(ours, theirs)
+    loss, _, grad_weight = fast._cross_entropy(hidden.detach(), weight, labels, -100, 4, (True, False))
+    assert grad_weight is None
+    assert loss.isfinite()
+
+
+@pytest.mark.parametrize("use", ["both", "embedding", "head"])
+def test_tie(use):
+    """The gradient is dense, and equal to that of one matrix, whichever of the two is used."""
+    weight, ids = torch.randn(7, 5, dtype=torch.float64, requires_grad=True), torch.tensor([[1, 3, 3, 0]])
+
+    def loss(embedding, head):
+        x = (
+            F.embedding(ids, embedding, sparse=embedding is not weight)
+            if use != "head"
+            else torch.ones(1, 4, 5).double()
+        )
+        return ((x @ head.mT) ** 2 if use != "embedding" else x**2).sum()
+
+    (ours,) = torch.autograd.grad(loss(*fast.tie(weight)), weight)
+    (theirs,) = torch.autograd.grad(loss(weight, weight), weight)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", [CausalLM, MaskedLM])
+def test_a_loss_has_the_gradients_of_its_logits(model):
+    """With embedding and head tied, in the loss, its accumulation, and where no token is asked for."""
+    torch.manual_seed(0)
+    lm = model(ModelConfig(block="sas-p", n_layer=1, d_model=8, n_head=2, vocab_size=11, max_seq_len=300)).double()
+    ids, labels = torch.randint(11, (2, 2, 300))
+    for _ in range(2):
+        lm.loss(ids, labels).backward()
+    ours = {name: p.grad.clone() for name, p in lm.named_parameters()}
+    lm.zero_grad()
+    (2 * F.cross_entropy(lm(ids).flatten(0, 1), labels.flatten())).backward()
+    for name, p in lm.named_parameters():
+        torch.testing.assert_close(ours[name], p.grad, rtol=1e-8, atol=1e-12)
+    lm.zero_grad()
+    lm.hidden(ids).sum().backward()
+    assert not lm.embedding.weight.grad.is_sparse
 
 
 def test_gradients_against_finite_differences():
