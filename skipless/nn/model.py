@@ -18,7 +18,7 @@ from skipless.nn import fast
 from skipless.nn.attention import Attention
 from skipless.nn.blocks import ParallelBlock, SequentialBlock, make_block
 from skipless.nn.cache import Cache, Past, pick_mode
-from skipless.nn.folded import along_longer_side, fold_block
+from skipless.nn.folded import along_longer_side, fold_block, slab_product
 from skipless.nn.layers import (
     LearnedPositions,
     ReparamLinear,
@@ -191,7 +191,7 @@ class CausalLM(_LanguageModel):
             return super().forward(ids, attention_mask, documents)
         if documents is not None:
             raise UserError("a cache continues one document a row; documents= cannot go with it")
-        return F.linear(self.remember(ids, cache, attention_mask), self.head_weight)
+        return slab_product(self.remember(ids, cache, attention_mask), self.head_weight)
 
     def new_cache(self, batch_size: int = 1, max_len: int | None = None, mode: str = "auto") -> Cache:
         """Memory for decoding `batch_size` sequences of at most `max_len` tokens; see `skipless.nn.cache` for modes."""
