@@ -85,7 +85,7 @@ class SlabLinear(nn.Linear):
         made.weight, made.bias = nn.Parameter(along_longer_side(layer.weight)), layer.bias
         return made
 
-    def forward(self, input: Tensor) -> Tensor:  # noqa: A002  (its name in PyTorch)
+    def forward(self, input: Tensor) -> Tensor:
         return slab_product(input, self.weight, self.bias)
 
 
