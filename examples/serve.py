@@ -63,4 +63,5 @@ def make_app(exported: str | Path) -> FastAPI:
 
 
 if __name__ == "__main__":
-    uvicorn.run(make_app(sys.argv[1]), host="127.0.0.1", port=int(sys.argv[2]) if len(sys.argv) > 2 else 8000)
+    folder = sys.argv[1] if len(sys.argv) > 1 else "exported"
+    uvicorn.run(make_app(folder), host="127.0.0.1", port=int(sys.argv[2]) if len(sys.argv) > 2 else 8000)

@@ -59,9 +59,11 @@ def register_models() -> None:
     import transformers
 
     from skipless.hf import modeling
+    from skipless.hf.bundle import remote_code
     from skipless.hf.configuration import SkiplessConfig
 
     SkiplessConfig.when_made = lambda: None
+    SkiplessConfig.sources = remote_code
     for task in ("CausalLM", "MaskedLM", "SequenceClassification"):
         auto = getattr(transformers, f"AutoModelFor{task}")
         auto.register(SkiplessConfig, getattr(modeling, f"SkiplessFor{task}"), exist_ok=True)

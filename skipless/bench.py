@@ -177,14 +177,16 @@ def _hf_config(shape: Shape, vocab_size: int) -> Any:
     )
 
 
-def bench_train(shape: Shape, rounds: int, device: str = "auto", *, explicit: bool = False) -> list[Row]:
+def bench_train(
+    shape: Shape, rounds: int, device: str = "auto", *, explicit: bool = False, blocks: Sequence[str] = BLOCKS
+) -> list[Row]:
     """Forward and backward of a stack of blocks: ours, and Hugging Face's GPT-2 if it is installed."""
     place = pick_device(device)
-    names = [*BLOCKS, *(["sas-p" + EXPLICIT] if explicit else [])]
+    names = [*blocks, *(["sas-p" + EXPLICIT] if explicit else [])]
     cases = {name: own_stack(shape, name, place) for name in names}
     if find_spec("transformers"):
         cases[HF] = hf_stack(shape, place)
-    flops = {name: _stack_flops(shape, name) for name in BLOCKS}
+    flops = {name: _stack_flops(shape, name) for name in blocks}
     references = (HF, "pre-ln", *(["sas-p" + EXPLICIT] if explicit else []))
     return compare(take_turns(cases, rounds, place), references, flops, matmul_speed(place, torch.float32))
 

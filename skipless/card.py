@@ -9,6 +9,7 @@ from skipless.runs import Run
 
 AUTO = {CausalLM: "CausalLM", MaskedLM: "MaskedLM", SequenceClassifier: "SequenceClassification"}
 PIPELINES = {CausalLM: "text-generation", MaskedLM: "fill-mask", SequenceClassifier: "text-classification"}
+LIBRARIES = {"hf": "transformers", "onnx": "onnx", "safetensors": "skipless"}
 METRICS = {"valid_loss": "held-out loss (nats a token)", "valid_bits_per_byte": "held-out bits per byte"}
 
 
@@ -17,7 +18,8 @@ def model_card(
 ) -> str:
     """The text of README.md; with a run, also its data and its metrics at a step."""
     name = run.name if run else type(model).__name__
-    head = ["---", "library_name: transformers", f"pipeline_tag: {PIPELINES[type(model)]}", "tags: [skipless]", "---"]
+    library, task = LIBRARIES[to], PIPELINES[type(model)]
+    head = ["---", f"library_name: {library}", f"pipeline_tag: {task}", "tags: [skipless]", "---"]
     parts = ["\n".join(head), f"# {name}", _what(model)]
     if run:
         parts += ["## Training", _training(run, step)]
@@ -55,7 +57,7 @@ def _training(run: Run, step: int | None) -> str:
         "text": f"`{cfg.data.source}`",
         "tokeniser": f"`{cfg.data.tokenizer}`",
         "distinct training tokens": f"{info.get('data', {}).get('train_tokens', 0):,}",
-        "steps": f"{last.get('step', 0):,}",
+        "steps": f"{last.get('step', 0):,}" + (f" of {cfg.train.steps:,}" if cfg.train.steps else ""),
         "tokens seen": f"{last.get('tokens', 0):,}",
         "optimiser": f"{cfg.train.optimizer}, learning rate {cfg.train.lr:g}, batch {cfg.train.batch_size}",
         **{METRICS[key]: f"{value:.4f}" for key, value in measured.items()},
@@ -69,19 +71,20 @@ def _use(model: CausalLM | MaskedLM | SequenceClassifier, to: str) -> str:
 
 def _use_hf(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
     auto = f"AutoModelFor{AUTO[type(model)]}"
-    lines = [f"from transformers import {auto}, AutoTokenizer", "", f'model = {auto}.from_pretrained("path/to/this")']
-    lines += ['tokenizer = AutoTokenizer.from_pretrained("path/to/this")']
+    lines = [f"from transformers import {auto}, AutoTokenizer, pipeline", "", 'here = "."  # this folder, or its name']
+    lines += [f"model = {auto}.from_pretrained(here, trust_remote_code=True)"]
+    lines += ["tokenizer = AutoTokenizer.from_pretrained(here, trust_remote_code=True)"]
+    lines += [f'ask = pipeline("{PIPELINES[type(model)]}", model=model, tokenizer=tokenizer)']
     if isinstance(model, CausalLM):
         lines += [
-            'inputs = tokenizer(["def ", "import os"], padding=True, return_tensors="pt")',
-            "print(tokenizer.batch_decode(model.generate(**inputs, max_new_tokens=40)))",
+            f'print(ask(["def ", "import os"], batch_size=2, max_new_tokens={min(40, model.config.max_seq_len // 2)}))'
         ]
     else:
-        lines += ['print(model(**tokenizer("some text", return_tensors="pt")).logits)']
+        lines += [f'print(ask("some {"[MASK]" if isinstance(model, MaskedLM) else "text"}"))']
     return _code(lines) + (
-        "\n\nWith the package (`pip install 'skipless[hf]'`), `import skipless` first. Without it, give both calls "
-        "`trust_remote_code=True`: the models' source is in this folder, and needs PyTorch, transformers 5, pydantic "
-        f"and PyYAML. Made by skipless {__version__}."
+        "\n\n`trust_remote_code=True` runs the models' source, which is in this folder and needs PyTorch, "
+        "transformers 5, pydantic and PyYAML. With the package (`pip install 'skipless[hf]'`), `import skipless` first "
+        f"does instead. Made by skipless {__version__}."
     )
 
 
@@ -97,9 +100,9 @@ def _use_onnx(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
 
 
 def _use_safetensors(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
-    lines = ["import skipless", "", 'model = skipless.load("path/to/this")  # in eval mode, with model.tokenizer']
+    lines = ["import skipless", "", 'model = skipless.load(".")  # this folder; in eval mode, with model.tokenizer']
     if isinstance(model, CausalLM):
-        lines += ["", "# or in a shell: skipless generate path/to/this --prompt 'def '"]
+        lines += ["", "# or in a shell: skipless generate . --prompt 'def '"]
     return f"{_code(lines)}\n\nMade by skipless {__version__}."
 
 

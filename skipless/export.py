@@ -29,7 +29,7 @@ from skipless.errors import MissingExtra, UserError, unknown
 from skipless.nn import explicit_form
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.quiet import quiet
-from skipless.runs import ARCHITECTURES, MODEL_TYPE, choose_checkpoint, find_run, is_export, load_checkpoint
+from skipless.runs import ARCHITECTURES, MODEL_TYPE, choose_checkpoint, find_run, is_export, load, load_checkpoint
 
 Model = CausalLM | MaskedLM | SequenceClassifier
 
@@ -44,8 +44,10 @@ ONE_FILE = 1 << 30
 
 
 def export_run(path: Path | str, to: str, out: Path | str, *, which: str = "last", overwrite: bool = False) -> Path:
-    """Export a checkpoint of a run; `to` is `hf`, `onnx` or `safetensors`."""
+    """Export a checkpoint of a run, or what is in an export; `to` is `hf`, `onnx` or `safetensors`."""
     _check(to, Path(out), overwrite)
+    if is_export(Path(path)):
+        return export_model(load(path), to, out, overwrite=overwrite)
     run = find_run(path)
     checkpoint = choose_checkpoint(run, which)
     model = load_checkpoint(run, checkpoint)
@@ -113,16 +115,14 @@ def _to_safetensors(model: Model, folder: Path) -> None:
 
 def _to_hf(model: Model, folder: Path) -> None:
     from skipless.hf import wrap, wrap_tokenizer
-    from skipless.hf.bundle import AUTO_MAP, remote_code
+    from skipless.hf.bundle import AUTO_MAP
 
     wrapped = wrap(model)
-    wrapped.config.auto_map = AUTO_MAP
+    wrapped.config.auto_map = AUTO_MAP  # and with it the models' source
     with _without_bars():
         wrapped.save_pretrained(folder)
         if model.tokenizer is not None:
             wrap_tokenizer(model.tokenizer, model.config.max_seq_len).save_pretrained(folder)
-    for name, source in remote_code().items():
-        (folder / name).write_text(source, encoding="utf-8")
 
 
 @contextmanager

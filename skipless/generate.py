@@ -6,11 +6,11 @@ from dataclasses import dataclass, replace
 from typing import Literal
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from skipless.errors import UserError
 from skipless.nn.cache import Cache
+from skipless.nn.folded import slab_product
 from skipless.nn.model import CausalLM
 
 PREFILL = 512
@@ -73,7 +73,7 @@ def nucleus(logits: Tensor, share: float) -> Tensor:
     return logits.masked_fill(beyond.scatter(0, order, beyond), float("-inf"))
 
 
-@torch.no_grad()
+@torch.inference_mode()
 def generate(
     model: CausalLM,
     prompts: Sequence[Sequence[int]],
@@ -98,7 +98,7 @@ def generate(
     cache = model.new_cache(len(texts), mode=mode)
     hidden = _read(model, cache, [text[-limit:] for text in texts])
     for number in range(n_new):
-        logits = F.linear(hidden, model.head_weight).float().cpu()  # (B, V)
+        logits = slab_product(hidden, model.head_weight).float().cpu()  # (B, V)
         new: list[int | None] = []
         for row, text in enumerate(texts):
             token = None if ended[row] else sampling.pick(logits[row], text, generators[row])

@@ -8,6 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from skipless.errors import MissingExtra, UserError, did_you_mean
+from skipless.machine import pick_device
 from skipless.nn.model import CausalLM
 from skipless.quiet import quiet
 from skipless.runs import load
@@ -24,7 +25,7 @@ def evaluate_tasks(
     which: str = "last",
     limit: int | None = None,
     batch_size: int = 8,
-    device: str = "cpu",
+    device: str = "auto",
 ) -> Scores:
     """Scores of a run or of an exported model; `task_path` is a folder with task files, `limit` a number of items."""
     if not tasks:
@@ -44,12 +45,12 @@ def evaluate_tasks(
     from skipless.hf import wrap, wrap_tokenizer
 
     tokenizer = wrap_tokenizer(model.tokenizer, model.config.max_seq_len)
-    with as_file(files("skipless").joinpath("tasks")) as shipped, quiet("lm_eval"):
+    # the harness prints remarks, and standard output is the caller's
+    with as_file(files("skipless").joinpath("tasks")) as shipped, quiet("lm_eval"), redirect_stdout(sys.stderr):
         manager = _manager(tasks, [shipped, *([] if task_path is None else [task_path])])
-        wrapped = wrap(model.to(device))
+        wrapped = wrap(model.to(pick_device(device)))
         harness = HFLM(pretrained=wrapped, tokenizer=tokenizer, backend="causal", batch_size=batch_size)
-        with redirect_stdout(sys.stderr):  # the harness prints remarks, and standard output is the caller's
-            found = simple_evaluate(harness, tasks=list(tasks), task_manager=manager, limit=limit)
+        found = simple_evaluate(harness, tasks=list(tasks), task_manager=manager, limit=limit)
     assert found is not None
     return {task: _scores(values) for task, values in found["results"].items()}
 

@@ -23,13 +23,15 @@ def export(
 
     `hf` opens with the Auto classes of `transformers`, with this package or, by `trust_remote_code=True`, without it.
     `onnx` is a graph for any batch and length, checked in ONNX Runtime against PyTorch. `safetensors` is the weights
-    and the configuration, for `skipless.load`.
+    and the configuration, for `skipless.load`. RUN may also be an export, or a folder that `save_pretrained` wrote.
 
     Examples:
 
     - `skipless export runs/baseline exported`
 
     - `skipless export runs/baseline graph --to onnx --which best --overwrite`
+
+    - `skipless export exported graph --to onnx`
     """
     if which not in ("last", "best"):
         raise UserError(f"--which takes last or best, got {which!r}")

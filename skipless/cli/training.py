@@ -2,12 +2,15 @@
 
 import json
 from pathlib import Path
-from typing import Annotated
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
 from skipless.cli.frame import BlockOption, CacheOption, ConfigOption, JsonOption, SetOption, app, resolve
 from skipless.errors import UserError
+
+if TYPE_CHECKING:
+    from skipless.runs import Run
 
 
 @app.command()
@@ -99,7 +102,6 @@ def train(
 
     from skipless import display
     from skipless.allocator import keep_freed_memory
-    from skipless.experiments.report import as_dict, summarise
     from skipless.parallel import first_process
     from skipless.progress import TrainView
     from skipless.train import Observer
@@ -123,12 +125,20 @@ def train(
         observer=view,
         cache_dir=cache_dir,
     )
-    if not speaks:
-        return
+    if speaks:
+        _show(run, as_json=as_json)
+
+
+def _show(run: "Run", *, as_json: bool) -> None:
+    """What came of a training, and what to do with it."""
+    from skipless import display
+    from skipless.experiments.report import as_dict, summarise
+
     if as_json:
         print(json.dumps({"run": str(run.folder), **as_dict(summarise(run))}))
-    else:
-        display.show_summaries([summarise(run)])
-        use = f"generate {run.folder} --prompt '{cfg.train.sample_prompt}'"
-        use = f"finetune {run.folder} --glue-dir DIR" if cfg.task == "masked" else use
-        print(f"run: {run.folder}\nnext: skipless {use}")
+        return
+    display.show_summaries([summarise(run)])
+    cfg = run.config()
+    use = f"generate {run.folder} --prompt '{cfg.train.sample_prompt}'"
+    use = f"finetune {run.folder} --glue-dir DIR" if cfg.task == "masked" else use
+    print(f"run: {run.folder}\nnext: skipless {use}")

@@ -205,8 +205,8 @@ def _padded(values: Sequence[float], log: bool, share: float) -> tuple[float, fl
         return (1.0, 10.0) if log else (0.0, 1.0)
     low, high = min(values), max(values)
     if log:
-        room = (high / low) ** share if high > low else 2.0
-        return (low / room, high * room)
+        room = high**share / low**share if high > low else 2.0  # high / low itself may be too large for a float
+        return (low / room or math.ulp(0.0), high * room)
     room = share * (high - low) or 0.1 * abs(low) or 1.0
     return (low - room, high + room)
 

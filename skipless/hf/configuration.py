@@ -1,6 +1,8 @@
 """`SkiplessConfig`: a `ModelConfig` as Hugging Face's libraries keep one."""
 
-from collections.abc import Callable
+import os
+from collections.abc import Callable, Mapping
+from pathlib import Path
 from typing import Any, ClassVar
 
 from transformers.configuration_utils import PreTrainedConfig
@@ -27,6 +29,9 @@ class SkiplessConfig(PreTrainedConfig):
     when_made: ClassVar[Callable[[], object]] = lambda: None
     """Called whenever a configuration is made."""
 
+    sources: ClassVar[Callable[[], Mapping[str, str]]] = dict
+    """File name → text of what `auto_map` names. Nothing where those files are at work: `transformers` copies them."""
+
     use_cache: bool = True
 
     def __post_init__(self, **kwargs: Any) -> None:
@@ -37,6 +42,12 @@ class SkiplessConfig(PreTrainedConfig):
         for key, value in ModelConfig.model_validate(own).model_dump(mode="json").items():
             setattr(self, key, value)
         super().__post_init__(**given)
+
+    def save_pretrained(self, save_directory: str | os.PathLike[str], *others: Any, **more: Any) -> None:
+        """Write config.json, and the files that it names for those who do not have this package."""
+        super().save_pretrained(save_directory, *others, **more)
+        for name, text in (type(self).sources() if getattr(self, "auto_map", None) else {}).items():
+            (Path(save_directory) / name).write_text(text, encoding="utf-8")
 
     def to_model_config(self) -> ModelConfig:
         """The library's own configuration."""

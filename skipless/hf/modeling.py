@@ -19,12 +19,15 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.generation.utils import GenerationMixin
 from transformers.modeling_outputs import CausalLMOutputWithPast, MaskedLMOutput, SequenceClassifierOutput
 from transformers.modeling_utils import PreTrainedModel
+from transformers.utils import logging
 
 from skipless.config import ModelConfig
 from skipless.errors import UserError
 from skipless.hf.configuration import SkiplessConfig
 from skipless.nn.mask import Mask, alibi_slopes, safe_softmax
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer, as_padding
+
+logger = logging.get_logger(__name__)
 
 
 class Memory:
@@ -132,11 +135,21 @@ class SkiplessPreTrainedModel(PreTrainedModel):
 
     def __init__(self, config: SkiplessConfig) -> None:
         super().__init__(config)
+        self._compare_with(config.architectures or [])
         self.gradient_checkpointing = False
         self.model = self.make_model()
         for tensor in self.model.state_dict(keep_vars=True).values():
             tensor._is_hf_initialized = not tensor.is_meta  # pyrefly: ignore
         self.post_init()
+
+    def _compare_with(self, trained_as: list[str]) -> None:
+        """The tensors of a causal model fit into one that looks both ways, so that nothing else would tell of it."""
+        for name in trained_as:
+            if name.endswith("CausalLM") != isinstance(self, GenerationMixin):
+                logger.warning(
+                    f"{type(self).__name__} opens the weights of a {name}: "
+                    "in one a token sees all others, in the other only those before it"
+                )
 
     def make_model(self) -> Transformer:
         """The library's model, with initial weights."""
@@ -202,12 +215,14 @@ def _again(func: Callable[..., Any], forward: Callable[..., Tensor], *inputs: An
 
 
 LOSS_ARGUMENTS = ("num_items_in_batch",)
+STRAY_ARGUMENTS = ("tokenizer", "assistant_tokenizer")
+"""Arguments of `generate` that it hands on to the model."""
 
 
 def loss_arguments(given: dict[str, Any]) -> dict[str, Any]:
     """What is meant for the loss; anything else that is not None cannot be served, and says so."""
     asked = [key for key, value in given.items() if value is not None and value is not False]
-    unknown = [key for key in asked if key not in LOSS_ARGUMENTS]
+    unknown = [key for key in asked if key not in (*LOSS_ARGUMENTS, *STRAY_ARGUMENTS)]
     if unknown:
         raise UserError(f"skipless models do not take {', '.join(unknown)}")
     return {key: given[key] for key in LOSS_ARGUMENTS if key in given}
@@ -259,6 +274,12 @@ class SkiplessForCausalLM(SkiplessPreTrainedModel, GenerationMixin):
         memory = Memory(self.model.config, DynamicCache() if cache is None else cache, ids, padding)
         layers = [Recall(memory, layer) for layer in range(len(self.model.blocks))]
         return self.model._through(ids, memory.positions(), cast("Any", layers))
+
+    def _prepare_generated_length(self, generation_config: Any, *others: Any, **more: Any) -> Any:
+        """No longer than the context, whatever was asked for: the text ends there, rather than in an error."""
+        prepared = super()._prepare_generated_length(generation_config, *others, **more)  # pyrefly: ignore
+        prepared.max_length = min(prepared.max_length, self.config.max_seq_len)
+        return prepared
 
     @staticmethod
     def create_masks_for_generate(

@@ -4,6 +4,7 @@ from typing import Any
 
 import tokenizers
 import torch
+from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from skipless.data import Tokenizer
@@ -38,21 +39,25 @@ def wrap(model: CausalLM | MaskedLM | SequenceClassifier) -> SkiplessPreTrainedM
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
-    """The tokeniser, padding on the left as decoding wants it.
+    """The tokeniser, giving the tokens that the model was trained on, and padding on the left as decoding wants it.
 
     Text is never read as a special token, so that `<|endoftext|>` in a document is text, but for tokenisers with a
-    mask, which people write as `[MASK]`.
+    mask, which people write as `[MASK]`. With these an end token follows each sentence, as in pre-training and in
+    `skipless.data.glue`.
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     vocab = backend.get_vocab(with_added_tokens=True)
     names = {token_id: token for token, token_id in vocab.items()}
+    end, has_mask = names[tokenizer.end_id], tokenizer.mask_id is not None
+    closed = TemplateProcessing(single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.end_id)])
+    backend.post_processor = closed if has_mask else None  # pyrefly: ignore
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
-        eos_token=names[tokenizer.end_id],
+        eos_token=end,
         pad_token=names[tokenizer.pad_id],
         **{role: token for role, token in SPECIALS.items() if token in vocab},
-        split_special_tokens=tokenizer.mask_id is None,
+        split_special_tokens=not has_mask,
         model_max_length=max_length,
-        padding_side="left" if tokenizer.mask_id is None else "right",
+        padding_side="right" if has_mask else "left",
         clean_up_tokenization_spaces=False,
     )

@@ -61,10 +61,11 @@ class _RMSNorm(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor, None]:  # pyrefly: ignore
         (grad,), (x, weight, scale) = grad_outputs, ctx.saved_tensors
         width = x.shape[-1]
-        product = (grad * x).reshape(-1, width)
-        grad_weight = scale.reshape(1, -1) @ product  # Σ over tokens of grad·x·scale
-        along = (product @ weight).view(scale.shape)  # Σ over the width of grad·weight·x
-        grad_x = (grad * weight).mul_(scale)
+        product = (grad * x).contiguous()
+        flat = product.view(-1, width)
+        grad_weight = scale.reshape(1, -1) @ flat  # Σ over tokens of grad·x·scale
+        along = (flat @ weight).view(scale.shape)  # Σ over the width of grad·weight·x
+        grad_x = torch.mul(grad, weight, out=product).mul_(scale)
         grad_x.addcmul_(x, along.mul_(scale.pow(3)), value=-1 / width)
         return grad_x, grad_weight.view(-1), None
 
@@ -273,6 +274,26 @@ class _TwoTerms(torch.autograd.Function):
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
         (grad,), (a, x, b, y) = grad_outputs, ctx.saved_tensors
         return _inner(grad, x).view(a.shape), grad * a, _inner(grad, y).view(b.shape), grad * b
+
+
+def tie(weight: Tensor) -> tuple[Tensor, Tensor]:
+    """A matrix for a sparse embedding and for a head: the rows of the one are added to the gradient of the other."""
+    return _Tie.apply(weight)
+
+
+class _Tie(torch.autograd.Function):
+    @staticmethod
+    def forward(ctx: Any, weight: Tensor) -> tuple[Tensor, Tensor]:
+        ctx.set_materialize_grads(False)
+        return weight.view_as(weight), weight.view_as(weight)
+
+    @staticmethod
+    @once_differentiable
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor | None:  # pyrefly: ignore
+        rows, head = grad_outputs
+        if rows is None or head is None:
+            return rows.to_dense() if head is None and rows is not None else head
+        return head.add_(rows) if head.is_contiguous() else head + rows
 
 
 def cross_entropy(hidden: Tensor, weight: Tensor, labels: Tensor, ignored: int, rows: int) -> Tensor:

@@ -1,12 +1,14 @@
 """Blocks for inference: gains multiplied into matrices, products of one input as one, matrices laid out for few rows.
 
 A folded block computes what its block computes, by fewer and longer products. Decoding a token reads every weight once
-and little else, so what counts is how fast they stream from memory: a product with one row runs along the longer side
-of a matrix (on a CPU up to 1.5 times as fast as across it), so that side is the contiguous one.
+and little else, so what counts is how fast they stream from memory. On a CPU a product with few rows runs faster along
+the longer side of a matrix than across it, so that side is the contiguous one; and faster again where each core reads
+a stretch of memory of its own, so the matrix goes in as a batch of slabs (`benchmarks/one_row.py` has the figures).
 
 Shapes: B batch, T tokens, d width.
 """
 
+import math
 from collections.abc import Sequence
 
 import torch
@@ -30,9 +32,10 @@ def fold_block(block: Block) -> Block:
         attention.value, attention.projection = as_linear(attention.value), as_linear(attention.projection)
         if attention.scale_output(block.beta_sa):
             block.set_gain("beta_sa", 1.0)
-    for module in block.modules():
-        if isinstance(module, nn.Linear):
-            module.weight = nn.Parameter(along_longer_side(module.weight))
+    for parent in list(block.modules()):
+        for name, part in parent.named_children():
+            if type(part) is nn.Linear:
+                setattr(parent, name, SlabLinear.of(part))
     if not isinstance(attention, Attention):
         return block
     return (FoldedParallelBlock if isinstance(block, ParallelBlock) else FoldedSequentialBlock)(block)
@@ -42,6 +45,48 @@ def along_longer_side(weight: Tensor) -> Tensor:
     """The same (out, in) matrix with the elements of its longer side next to each other in memory."""
     rows, columns = weight.shape
     return weight.mT.contiguous().mT if rows > columns else weight.contiguous()
+
+
+FEW_ROWS = 16
+"""A product with at most so many rows is bound by reading the matrix."""
+
+LARGE_MATRIX = 1 << 18
+"""Elements from which on slabs pay: a smaller matrix stays in the core's own cache."""
+
+
+def slab_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tensor:
+    """`F.linear`, where x has few rows as a batch of products with slabs of the matrix."""
+    rows, by_outputs = x.shape[:-1].numel(), weight.stride(1) == 1
+    slabs = math.gcd(weight.shape[0 if by_outputs else 1], max(8, torch.get_num_threads()))
+    if not (0 < rows <= FEW_ROWS and weight.numel() >= LARGE_MATRIX and slabs > 1 and _is_eager_on_cpu(x, weight)):
+        return F.linear(x, weight, bias)
+    flat = x.reshape(rows, -1)
+    if by_outputs:
+        parts = flat.expand(slabs, -1, -1) @ weight.unflatten(0, (slabs, -1)).mT  # (slabs, rows, out / slabs)
+        y = parts.transpose(0, 1).reshape(*x.shape[:-1], -1)
+    else:
+        parts = flat.unflatten(1, (slabs, -1)).transpose(0, 1) @ weight.mT.unflatten(0, (slabs, -1))
+        y = parts.sum(0).view(*x.shape[:-1], -1)
+    return y if bias is None else y + bias
+
+
+def _is_eager_on_cpu(x: Tensor, weight: Tensor) -> bool:
+    of_type = x.dtype == weight.dtype in (torch.float32, torch.float64)
+    return of_type and x.device.type == "cpu" and not torch.compiler.is_compiling()
+
+
+class SlabLinear(nn.Linear):
+    """A linear map by slabs, its matrix contiguous along the longer side."""
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> "SlabLinear":
+        """The same map."""
+        made = cls(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        made.weight, made.bias = nn.Parameter(along_longer_side(layer.weight)), layer.bias
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        return slab_product(input, self.weight, self.bias)
 
 
 class JointLinear(nn.Module):
@@ -63,7 +108,7 @@ class JointLinear(nn.Module):
         """The first `count` of the maps."""
         widths = self.widths[:count]
         weight, bias = self.weight[: sum(widths)], None if self.bias is None else self.bias[: sum(widths)]
-        return F.linear(x, weight, bias).split(widths, dim=-1)
+        return slab_product(x, weight, bias).split(widths, dim=-1)
 
 
 class _Folded(nn.Module):

@@ -4,7 +4,8 @@ Shapes: B batch, T tokens, d width, V vocabulary.
 """
 
 import copy
-from collections.abc import Sequence
+from collections.abc import Iterator, Sequence
+from contextlib import contextmanager
 from typing import Any, Self
 
 import torch
@@ -17,7 +18,7 @@ from skipless.nn import fast
 from skipless.nn.attention import Attention
 from skipless.nn.blocks import ParallelBlock, SequentialBlock, make_block
 from skipless.nn.cache import Cache, Past, pick_mode
-from skipless.nn.folded import along_longer_side, fold_block
+from skipless.nn.folded import along_longer_side, fold_block, slab_product
 from skipless.nn.layers import (
     LearnedPositions,
     ReparamLinear,
@@ -33,8 +34,7 @@ IGNORED = -100
 """The label of a position that has no loss."""
 
 LOSS_ROWS = 256
-"""Tokens whose logits are in memory at a time. On a CPU, 256 rows of 50,000 words ran faster than all at once and than
-the chunk PyTorch chooses by itself."""
+"""Tokens whose logits are in memory at a time: 51 MB for 50,000 words. Half as many are a few per cent slower."""
 
 
 class Transformer(nn.Module):
@@ -43,6 +43,8 @@ class Transformer(nn.Module):
     causal: bool
     tokenizer: Any = None
     """How its text becomes tokens, where the model comes from a run."""
+    _tied: tuple[Tensor, Tensor] | None = None
+    """Within a loss: the matrix that embedding and head share, once for each."""
 
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
@@ -93,7 +95,7 @@ class Transformer(nn.Module):
     def embed(self, ids: Tensor) -> Tensor:
         """(B, T) → (B, T, d)."""
         try:
-            return self.embedding(ids)
+            return self.embedding(ids) if self._tied is None else F.embedding(ids, self._tied[0], sparse=True)
         except IndexError:
             low, high = int(ids.min()), int(ids.max())
             raise IndexError(f"token ids must lie in 0…{self.config.vocab_size - 1}, got {low}…{high}") from None
@@ -137,6 +139,8 @@ class _LanguageModel(Transformer):
     @property
     def head_weight(self) -> Tensor:
         """(V, d)."""
+        if self._tied is not None:
+            return self._tied[1]
         return self.embedding.weight if self.head is None else self.head.weight
 
     def forward(self, ids: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
@@ -153,6 +157,17 @@ class _LanguageModel(Transformer):
         chunked = chunked and not torch.compiler.is_compiling()
         options = nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_ROWS) if chunked else None
         return F.linear_cross_entropy(hidden, weight, labels, ignore_index=IGNORED, options=options)
+
+    @contextmanager
+    def _tying(self) -> Iterator[None]:
+        """Where the head has the embedding's matrix, their gradients are one array, as `fast.tie` adds them up."""
+        plain = self.head is None and fast.is_untouched(self.embedding) and type(self.embedding) is nn.Embedding
+        if plain and fast.trains_by_hand(self.embedding.weight):
+            self._tied = fast.tie(self.embedding.weight)
+        try:
+            yield
+        finally:
+            self._tied = None
 
     def _check_labels(self, ids: Tensor, labels: Tensor) -> None:
         if labels.shape != ids.shape:
@@ -176,7 +191,7 @@ class CausalLM(_LanguageModel):
             return super().forward(ids, attention_mask, documents)
         if documents is not None:
             raise UserError("a cache continues one document a row; documents= cannot go with it")
-        return F.linear(self.remember(ids, cache, attention_mask), self.head_weight)
+        return slab_product(self.remember(ids, cache, attention_mask), self.head_weight)
 
     def new_cache(self, batch_size: int = 1, max_len: int | None = None, mode: str = "auto") -> Cache:
         """Memory for decoding `batch_size` sequences of at most `max_len` tokens; see `skipless.nn.cache` for modes."""
@@ -215,8 +230,9 @@ class CausalLM(_LanguageModel):
         With no label that counts it is not a number, as in PyTorch.
         """
         self._check_labels(ids, labels)
-        hidden = self.hidden(ids, attention_mask, documents)
-        return self.token_loss(hidden.flatten(0, 1), labels.flatten())
+        with self._tying():
+            hidden = self.hidden(ids, attention_mask, documents)
+            return self.token_loss(hidden.flatten(0, 1), labels.flatten())
 
 
 class MaskedLM(_LanguageModel):
@@ -233,13 +249,15 @@ class MaskedLM(_LanguageModel):
     ) -> Tensor:
         """Mean cross-entropy over the positions whose label is not −100; the head is computed only there."""
         self._check_labels(ids, labels)
-        hidden, labels = self.hidden(ids, attention_mask, documents).flatten(0, 1), labels.flatten()
-        if not torch.compiler.is_compiling():  # a compiled graph has fixed shapes; there −100 is skipped by the loss
-            masked = (labels != IGNORED).nonzero().squeeze(-1)
-            hidden, labels = hidden[masked], labels[masked]
-            if not len(masked):
-                return F.linear(hidden, self.head_weight).sum()  # nothing was asked: zero, with a gradient of zero
-        return self.token_loss(hidden, labels)
+        with self._tying():
+            hidden, labels = self.hidden(ids, attention_mask, documents).flatten(0, 1), labels.flatten()
+            # a compiled graph has fixed shapes; there −100 is skipped by the loss
+            if not torch.compiler.is_compiling():
+                masked = (labels != IGNORED).nonzero().squeeze(-1)
+                hidden, labels = hidden[masked], labels[masked]
+                if not len(masked):
+                    return F.linear(hidden, self.head_weight).sum()  # nothing was asked: zero, with a gradient of zero
+            return self.token_loss(hidden, labels)
 
 
 class SequenceClassifier(Transformer):

@@ -9,7 +9,7 @@ import xml.etree.ElementTree as ElementTree
 from dataclasses import replace
 
 import pytest
-from hypothesis import given
+from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skipless import BLOCKS
@@ -154,6 +154,8 @@ VALUES = st.one_of(st.none(), st.floats(-1e100, 1e100), st.sampled_from([math.na
     st.booleans(),
     st.booleans(),
 )
+@example([[3e46, 2e-262]], "line", False, True)
+@example([[5e-324]], "line", False, True)
 def test_limits_are_limits_whatever_was_measured(rows, kind, log_x, log_y):
     one = plot(
         *(line(str(n), row) for n, row in enumerate(rows)), kind=kind, log_x=log_x, log_y=log_y and kind != "bars"

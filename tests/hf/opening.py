@@ -1,12 +1,18 @@
 """Run in a process of its own: opens an exported model and says what it computes, as one JSON object.
 
+First it runs the code of the model card as it stands there.
+
     python opening.py FOLDER registered|remote
 
 `remote`: this package is not there, and the models' source comes with the folder.
 """
 
+import contextlib
+import io
 import json
+import re
 import sys
+from pathlib import Path
 
 folder, how = sys.argv[1:]
 if how == "remote":
@@ -19,6 +25,10 @@ else:
 
 import torch  # noqa: E402
 from transformers import AutoModelForCausalLM, AutoTokenizer, TextStreamer  # noqa: E402
+
+(card,) = re.findall(r"```python\n(.*?)```", (Path(folder) / "README.md").read_text(), flags=re.S)
+with contextlib.chdir(folder), contextlib.redirect_stdout(io.StringIO()) as written:
+    exec(card)  # noqa: S102
 
 trust = {"trust_remote_code": True} if how == "remote" else {}
 model = AutoModelForCausalLM.from_pretrained(folder, **trust)
@@ -44,6 +54,7 @@ print(
     json.dumps(
         {
             "module": type(model).__module__,
+            "card": written.getvalue(),
             "ids": batch["input_ids"].tolist(),
             "mask": batch["attention_mask"].tolist(),
             "logits": logits.tolist(),

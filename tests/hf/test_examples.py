@@ -14,10 +14,10 @@ from examples import block_in_your_model, serve
 
 
 def test_a_block_in_ones_own_model_learns():
-    assert block_in_your_model.main(steps=80) > 0.5  # 0.1 is a guess
+    assert block_in_your_model.main(steps=50) > 0.3  # 0.1 is a guess
 
 
-@pytest.fixture
+@pytest.fixture(scope="module")
 def server(exported):
     """The example's server on a port of this machine."""
     listener = socket.create_server(("127.0.0.1", 0))

@@ -5,13 +5,14 @@ import weakref
 
 import pytest
 import torch
-from hypothesis import given, settings
+from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoConfig,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
     AutoModelForSequenceClassification,
+    AutoTokenizer,
     DynamicCache,
     StaticCache,
 )
@@ -119,6 +120,9 @@ def new_cache(model, kind):
     cuts=st.lists(st.integers(1, 14), max_size=4, unique=True).map(sorted),
     gaps=st.sampled_from(["none", "left", "right", "holes"]),
 )
+@example(block="sas", positions="alibi", kind="dynamic", cuts=[6, 7, 9], gaps="right")
+@example(block="sas-p", positions="alibi", kind="static", cuts=[6, 9], gaps="holes")
+@example(block="sas-p", positions="learned", kind="static", cuts=[5, 6], gaps="left")
 def test_a_cache_changes_nothing(block, positions, kind, cuts, gaps):
     """Fed in any pieces, with any padding in the first."""
     model = make(block, positions=positions)
@@ -262,6 +266,32 @@ def test_assisted_decoding_takes_tokens_back():
     assert torch.equal(model.generate(ids, prompt_lookup_num_tokens=3, **how), model.generate(ids, **how))
 
 
+@pytest.mark.parametrize("cache", ["dynamic", "static"])
+def test_text_ends_with_the_context(cache):
+    """Whatever was asked for; pipelines ask for 256 tokens unless told."""
+    model = make("sas-p")
+    ids = torch.randint(1, V, (2, 6))
+    how = {"do_sample": False, "pad_token_id": 0, "cache_implementation": cache}
+    found = model.generate(ids, max_new_tokens=256, **how)
+    assert found.shape == (2, SIZE["max_seq_len"])
+    assert torch.equal(found[:, :20], model.generate(ids, max_new_tokens=14, **how))
+    with pytest.raises(ValueError, match="max_length"):
+        model.generate(torch.randint(1, V, (1, 48)), max_new_tokens=1, **how)
+
+
+def test_text_ends_at_a_word(exported):
+    """`generate` hands its tokeniser on to the model, which has no use for it."""
+    model, tokenizer = AutoModelForCausalLM.from_pretrained(exported), AutoTokenizer.from_pretrained(exported)
+    inputs = tokenizer("def alpha(", return_tensors="pt")
+    whole = tokenizer.decode(model.generate(**inputs, max_new_tokens=30, do_sample=False)[0])
+    word = whole[-12:-8]
+    found = model.generate(**inputs, max_new_tokens=30, do_sample=False, stop_strings=[word], tokenizer=tokenizer)
+    text = tokenizer.decode(found[0])
+    assert word in text
+    assert whole.startswith(text)
+    assert len(text) < len(whole)
+
+
 def test_a_conversation_goes_on_from_its_cache():
     model = make("sas-p")
     ids = torch.randint(1, V, (1, 6))
@@ -374,6 +404,20 @@ def test_what_a_checkpoint_lacks_is_initialised(tmp_path):
             torch.testing.assert_close(tensor, fresh[name])
         elif not name.startswith(("pooler", "classifier")):
             assert torch.equal(tensor, tensors[f"model.{name}"])
+
+
+def test_weights_of_another_task(tmp_path, monkeypatch):
+    """They fit, so only a warning tells that the model looks another way."""
+    warnings = []
+    monkeypatch.setattr("skipless.hf.modeling.logger.warning", warnings.append)
+    make("sas", SkiplessForMaskedLM).save_pretrained(tmp_path)
+    AutoModelForMaskedLM.from_pretrained(tmp_path)
+    AutoModelForSequenceClassification.from_pretrained(tmp_path)
+    assert not warnings
+    AutoModelForCausalLM.from_pretrained(tmp_path).save_pretrained(tmp_path)
+    assert "opens the weights of a SkiplessForMaskedLM" in warnings.pop()
+    AutoModelForCausalLM.from_pretrained(tmp_path)  # now it says that it is one
+    assert not warnings
 
 
 @pytest.mark.parametrize("tied", [True, False])

@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipless import BLOCKS, CausalLM, ModelConfig
+from skipless.nn import folded
 from tests.nn.test_fast_is_explicit import disturbed
 from tests.variants import VARIANTS
 
@@ -154,27 +155,59 @@ def test_bad_use():
         assert_equal(model(ids, cache=cache), model(ids))
 
 
+@pytest.mark.parametrize("slabs_from", [0, folded.LARGE_MATRIX])
 @pytest.mark.parametrize("block", VARIANTS)
-def test_folding_changes_nothing(block):
-    """Beyond rounding, with and without a cache; and there is less to do."""
+def test_folding_changes_nothing(block, slabs_from, monkeypatch):
+    """Beyond rounding, with and without a cache, by slabs and without; and there is less to do."""
+    monkeypatch.setattr(folded, "LARGE_MATRIX", slabs_from)
     model = make(block)
-    folded = model.fold()
+    short = model.fold()
     ids = torch.randint(V, (2, 24))
     with torch.no_grad():
         expected = model(ids)
-        assert_equal(folded(ids), expected)
+        assert_equal(short(ids), expected)
     for mode in modes(model):  # pieces of fewer and of more tokens than a head is wide
-        for one in (model, folded):
+        for one in (model, short):
             assert_equal(feed(one, ids, [3, 4, 16, 17], mode), expected)
-    assert folded.blocks[0].beta_ff in (1.0, None)
-    assert not any(parameter.requires_grad for parameter in folded.parameters())
-    assert len(list(folded.parameters())) <= len(list(model.parameters()))
+    assert short.blocks[0].beta_ff in (1.0, None)
+    assert not any(parameter.requires_grad for parameter in short.parameters())
+    assert len(list(short.parameters())) <= len(list(model.parameters()))
 
 
 @pytest.mark.parametrize("block", ["pre-ln", "parallel", "sas", "sas-p"])
 def test_folding_stores_nothing_twice(block):
     model = make(block)
-    folded = model.fold()
-    tensors = [*folded.parameters(), *folded.buffers()]
+    short = model.fold()
+    tensors = [*short.parameters(), *short.buffers()]
     stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     assert sum(stored.values()) <= sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+@pytest.mark.parametrize("along", ["rows", "columns", "part of the columns"])
+@pytest.mark.parametrize("shape", [(1,), (1, 1), (3, 2), (16,), (17,), (0,), (2, 3, 1)])
+@pytest.mark.parametrize(("rows", "columns"), [(512, 520), (520, 512), (513, 521), (1000, 264)])
+def test_slabs_are_a_product(rows, columns, shape, along):
+    """Value and gradients, with a bias and without, for any layout, number of rows and sizes."""
+    weight = torch.randn(rows, columns, dtype=torch.float64)
+    if along != "rows":
+        weight = torch.randn(columns, rows + 8, dtype=torch.float64)[:, 8 * (along != "columns") :][:, :rows].mT
+    x = torch.randn(*shape, columns, dtype=torch.float64)
+    for bias in (None, torch.randn(rows, dtype=torch.float64)):
+        given = [one.detach().requires_grad_() for one in (x, weight, *([] if bias is None else [bias]))]
+        got, expected = folded.slab_product(*given), torch.nn.functional.linear(*given)
+        assert got.shape == expected.shape
+        torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
+        probe = torch.randn_like(got)
+        torch.testing.assert_close(torch.autograd.grad(got, given, probe), torch.autograd.grad(expected, given, probe))
+
+
+def test_few_rows_go_by_slabs(monkeypatch):
+    """What is fast is used: the products of a folded model's token, and no plain one."""
+    monkeypatch.setattr(folded, "LARGE_MATRIX", 0)
+    model = make("sas-p").fold()
+    cache = model.new_cache(1)
+    model(torch.zeros(1, 4, dtype=torch.long), cache=cache)
+    calls = []
+    monkeypatch.setattr(folded.F, "linear", lambda *given: calls.append(given))
+    model(torch.zeros(1, 1, dtype=torch.long), cache=cache)
+    assert not calls

@@ -5,7 +5,7 @@ import torch
 import torch.nn.functional as F
 
 from skipless.config import ModelConfig
-from skipless.nn import Mask, fast
+from skipless.nn import CausalLM, Mask, MaskedLM, fast
 from skipless.nn.layers import MLP
 
 SHAPES = [(1, 1), (2, 15), (3, 16), (2, 17), (1, 64), (2, 100)]
@@ -140,6 +140,42 @@ def test_cross_entropy_makes_only_the_gradients_that_are_needed():
     loss, _, grad_weight = fast._cross_entropy(hidden.detach(), weight, labels, -100, 4, (True, False))
     assert grad_weight is None
     assert loss.isfinite()
+
+
+@pytest.mark.parametrize("use", ["both", "embedding", "head"])
+def test_tie(use):
+    """The gradient is dense, and equal to that of one matrix, whichever of the two is used."""
+    weight, ids = torch.randn(7, 5, dtype=torch.float64, requires_grad=True), torch.tensor([[1, 3, 3, 0]])
+
+    def loss(embedding, head):
+        x = (
+            F.embedding(ids, embedding, sparse=embedding is not weight)
+            if use != "head"
+            else torch.ones(1, 4, 5).double()
+        )
+        return ((x @ head.mT) ** 2 if use != "embedding" else x**2).sum()
+
+    (ours,) = torch.autograd.grad(loss(*fast.tie(weight)), weight)
+    (theirs,) = torch.autograd.grad(loss(weight, weight), weight)
+    torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
+
+
+@pytest.mark.parametrize("model", [CausalLM, MaskedLM])
+def test_a_loss_has_the_gradients_of_its_logits(model):
+    """With embedding and head tied, in the loss, its accumulation, and where no token is asked for."""
+    torch.manual_seed(0)
+    lm = model(ModelConfig(block="sas-p", n_layer=1, d_model=8, n_head=2, vocab_size=11, max_seq_len=300)).double()
+    ids, labels = torch.randint(11, (2, 2, 300))
+    for _ in range(2):
+        lm.loss(ids, labels).backward()
+    ours = {name: p.grad.clone() for name, p in lm.named_parameters()}
+    lm.zero_grad()
+    (2 * F.cross_entropy(lm(ids).flatten(0, 1), labels.flatten())).backward()
+    for name, p in lm.named_parameters():
+        torch.testing.assert_close(ours[name], p.grad, rtol=1e-8, atol=1e-12)
+    lm.zero_grad()
+    lm.hidden(ids).sum().backward()
+    assert not lm.embedding.weight.grad.is_sparse
 
 
 def test_gradients_against_finite_differences():
