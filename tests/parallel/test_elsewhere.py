@@ -11,7 +11,7 @@ from skipless.runs import Run
 from skipless.train import train
 from tests.train.tiny import Stop, newest, records, stop_at, tiny
 
-STEPS, HALF = 20, 10
+STEPS, HALF = 10, 5
 OFTEN = {
     "train.steps": STEPS,
     "train.batch_size": 8,
@@ -19,8 +19,8 @@ OFTEN = {
     "train.eval_every": 5,
     "train.save_every": 5,
     "train.log_every": 1,
-    "train.sample_every": 10,
-    "train.health_every": 10,
+    "train.sample_every": 5,
+    "train.health_every": 5,
 }
 BLOCKS = ("sas", "pre-ln")
 DDP, FSDP = {"kind": "ddp"}, {"kind": "fsdp"}

@@ -20,7 +20,7 @@ WAYS = {
     "ddp-accumulating": {"parallel": {"kind": "ddp"}, "train": {"micro_batch": 1}},
 }
 
-MEASURED = ["ddp", "fsdp", "fsdp-accumulating"]
+MEASURED = ["ddp", "fsdp"]
 
 
 def assert_as_planned(found, name):
@@ -51,10 +51,10 @@ def assert_memory_as_planned(found, name):
 def test_communication_and_memory_are_as_planned(run_tasks, task):
     tasks = [task("communication", way, {"model.block": "sas"}) for way in WAYS.values()]
     tasks += [task("memory", WAYS[name], LARGE) for name in MEASURED]
-    *sent, one, two, three = run_tasks(2, tasks)
+    *sent, one, two = run_tasks(2, tasks)
     for name, found in zip(WAYS, sent, strict=True):
         assert_as_planned(found, name)
-    for name, found in zip(MEASURED, (one, two, three), strict=True):
+    for name, found in zip(MEASURED, (one, two), strict=True):
         assert_memory_as_planned(found, name)
 
 
@@ -83,7 +83,7 @@ def test_a_plan_for_one_device_is_its_training_memory():
 
 
 def test_plans_add_up_and_shrink_with_devices():
-    cfg = ModelConfig(block="sas", n_layer=8, d_model=64, n_head=4)
+    cfg = ModelConfig(block="sas", n_layer=4, d_model=64, n_head=4, vocab_size=256, max_seq_len=32)
     totals = []
     for devices in (2, 4, 8):
         ddp, fsdp = (plan(cfg, ParallelConfig(kind=kind), devices, batch_size=64) for kind in ("ddp", "fsdp"))
@@ -99,12 +99,12 @@ def test_plans_add_up_and_shrink_with_devices():
 
 
 def test_inspect_says_what_fits(capsys):
-    options = "-L 8 -d 256 -H 4 --set vocab_size=1000 --no-signal --batch-size 16 --devices 4"
+    options = "-L 4 -d 64 -H 4 --set vocab_size=300 --set max_seq_len=16 --no-signal --batch-size 4 --devices 4"
     command = ["inspect", "sas-p", *shlex.split(options)]
     assert cli.run([*command, "--json"]) == 0
     (block,) = json.loads(capsys.readouterr().out)["blocks"]
     ddp, fsdp = (one["memory"]["total"] for one in block["plans"])
-    between = f"{(ddp + fsdp) / 2e6:.0f}M"
+    between = f"{(ddp + fsdp) / 2e3:.0f}k"
     assert cli.run([*command, "--device-memory", between, "--json"]) == 0
     (block,) = json.loads(capsys.readouterr().out)["blocks"]
     assert [one["fits"] for one in block["plans"]] == [False, True]

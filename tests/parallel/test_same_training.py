@@ -7,7 +7,7 @@ from skipless.experiments.recipes import smoke
 from tests.parallel import worker
 from tests.train.tiny import MASKED, tiny
 
-STEPS = 30
+STEPS, FEWER = 30, 10
 ACCUMULATE = {"train.batch_size": 8, "train.micro_batch": 1}
 TASKS = {"causal": {}, "masked": MASKED}
 CASES = {
@@ -41,8 +41,8 @@ FEW = {
 
 @pytest.fixture(scope="module")
 def configured(source):
-    def make(changes, way=None):
-        cfg = tiny(source, *changes, steps=STEPS)
+    def make(changes, steps, way=None):
+        cfg = tiny(source, *changes, steps=steps)
         return cfg.merge(way or {}).model_dump(mode="json")
 
     return make
@@ -53,10 +53,10 @@ def alone(configured, cache_dir):
     """What one process finds, in this one."""
     known = {}
 
-    def find(name, changes):
-        if name not in known:
-            known[name] = worker.losses(configured(changes), str(cache_dir), STEPS)
-        return known[name]
+    def find(name, steps):
+        if (name, steps) not in known:
+            known[name, steps] = worker.losses(configured(CASES[name], steps), str(cache_dir), steps)
+        return known[name, steps]
 
     return find
 
@@ -68,18 +68,19 @@ def assert_same(found, expected, name, tolerance):
             assert one == pytest.approx(other, rel=allowed), f"{name}: {key} of step {step + 1}"
     assert found["valid"] == pytest.approx(expected["valid"], rel=tolerance), name
     assert found["weights"] == pytest.approx(expected["weights"], rel=1e-3, abs=1e-4), name
-    assert found["losses"][-1] < found["losses"][0] - 0.3, name
+    assert found["losses"][-1] < found["losses"][0] - 0.01 * len(found["losses"]), name  # it learns
 
 
 @pytest.fixture
 def check(run_tasks, configured, cache_dir, alone):
-    def look(way, names, tolerance=1e-5, **train):
+    def look(way, names, steps, tolerance=1e-5, **train):
         size, parallel = WAYS[way]
-        where = {"cache_dir": str(cache_dir), "steps": STEPS}
-        tasks = [("losses", {"cfg": configured(CASES[name], parallel | {"train": train}), **where}) for name in names]
+        where = {"cache_dir": str(cache_dir), "steps": steps}
+        configs = [configured(CASES[name], steps, parallel | {"train": train}) for name in names]
+        tasks = [("losses", {"cfg": cfg, **where}) for cfg in configs]
         *found, guard = run_tasks(size, [*tasks, ("unpickle", {})])
         for name, one in zip(names, found, strict=True):
-            assert_same(one, alone(name, CASES[name]), name, LOOSE.get(name, tolerance))
+            assert_same(one, alone(name, steps), name, LOOSE.get(name, tolerance))
         assert guard == "a pickle was read or written"  # so it would have been seen in any of the tasks
 
     return look
@@ -87,20 +88,20 @@ def check(run_tasks, configured, cache_dir, alone):
 
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_do_not_depend_on_the_number_of_processes(check, way):
-    check(way, FEW[way])
+    check(way, FEW[way], FEWER)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", WAYS)
 def test_losses_do_not_depend_on_it_for_any_case(check, way):
-    check(way, list(CASES))
+    check(way, list(CASES), STEPS)
 
 
 @pytest.mark.slow
 @pytest.mark.parametrize("way", ["ddp-2", "fsdp-2"])
 def test_losses_do_not_depend_on_compiling_the_blocks(check, way):
     assert machine.compiler_problem() is None
-    check(way, ["causal-sas-p", "masked-pre-ln", "plain"], tolerance=1e-4, compile="block")
+    check(way, ["causal-sas-p", "masked-pre-ln", "plain"], FEWER, tolerance=1e-4, compile="block")
 
 
 def test_processes_are_no_part_of_what_a_run_is():
