@@ -20,7 +20,6 @@ from skipless.experiments.recipes import bert_block, crammed_bert, crammed_bert_
 from skipless.optim import batch_rows, decays, learning_rate
 from skipless.runs import Run
 from skipless.train import Trainer, fit_vocabulary
-from tests.train.processes import Nursery
 from tests.train.tiny import MASKED, assert_same_run, tiny, write_config, write_text
 
 
@@ -252,13 +251,6 @@ BERT = {
     "train.save_every": 1,
     "train.eval_every": 0,
 }
-
-
-@pytest.fixture(scope="module")
-def nursery(tmp_path_factory):
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
 
 
 @pytest.fixture

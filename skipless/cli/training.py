@@ -20,7 +20,8 @@ def train(
         typer.Option(
             "--recipe",
             "-r",
-            help="laptop, demo, smoke, codeparrot, codeparrot-long, crammed-bert, crammed-bert-laptop.",
+            help="laptop, demo, smoke; the paper's codeparrot, crammed-bert, languini, and at laptop scale study, "
+            "crammed-bert-laptop, study-books; a name that is not known shows all.",
         ),
     ] = "laptop",
     block: BlockOption = None,

@@ -2,8 +2,6 @@
 
 import json
 import sys
-from collections.abc import Collection
-from importlib.util import find_spec
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
@@ -162,26 +160,16 @@ def generate(
 
 def _find_all(names: list[str], scale: str, folder: Path) -> tuple[list["Finding"], list["Run"]]:
     """What was asked for: an experiment's id, or a run by name or path."""
+    from skipless.experiments.figures import EXPERIMENTS, find
     from skipless.runs import find_run
 
     findings, runs = [], []
     for name in names:
-        if name in _experiments():
-            from skipless.experiments.figures import find  # pyrefly: ignore
-
+        if name in EXPERIMENTS:
             findings.append(find(name, scale, folder))
         else:
             runs.append(find_run(name))
     return findings, runs
-
-
-def _experiments() -> Collection[str]:
-    """The ids of the experiments."""
-    if find_spec("skipless.experiments.figures") is None:
-        return ()
-    from skipless.experiments.figures import EXPERIMENTS  # pyrefly: ignore
-
-    return EXPERIMENTS
 
 
 @app.command()

@@ -348,7 +348,7 @@ def gain_plot(evidence: Evidence, label: str, part: str, key: str, title: str) -
         several = len(values[0][1]) > 1
         sd = tuple(statistics.stdev(heads) for _, heads in values) if several else None
         series.append(Series(f"layer {layer}", {"steps": steps}, y, sd))
-    return Plot(key, title, part, {"steps": "steps"}, tuple(series))
+    return Plot(key, title, title, {"steps": "steps"}, tuple(series))
 
 
 def ratio_plot(evidence: Evidence, label: str, key: str, title: str) -> Plot:

@@ -1,21 +1,8 @@
 import pytest
 
-from tests.train.processes import Nursery
-from tests.train.tiny import CAUSAL, write_text
+from tests.train.tiny import CAUSAL
 
 TINY = {key: value for key, value in CAUSAL.items() if key not in ("train.lr", "train.steps", "train.save_every")}
-
-
-@pytest.fixture(scope="session")
-def source(tmp_path_factory) -> str:
-    """Text that is written once; nothing may change it."""
-    return write_text(tmp_path_factory.mktemp("text") / "modules")
-
-
-@pytest.fixture(scope="session")
-def cache_dir(tmp_path_factory):
-    """Prepared data."""
-    return tmp_path_factory.mktemp("cache")
 
 
 @pytest.fixture(scope="session")
@@ -30,11 +17,3 @@ def small(source, cache_dir):
         return [*words, "--cache-dir", str(cache_dir)]
 
     return options
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory):
-    """Starts commands as forked processes."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()

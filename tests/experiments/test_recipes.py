@@ -98,16 +98,19 @@ def test_two_steps_at_laptop_shapes(id, unique, corpora, monkeypatch):
 
 
 @pytest.mark.parametrize("id", EXPERIMENTS)
-def test_one_loss_at_paper_shapes_without_memory(id, papers_models):
+def test_a_step_at_paper_shapes_without_memory(id, papers_models):
+    """Loss and gradients, by their shapes alone."""
     for cfg in papers_models[id]:
         with torch.device("meta"):
             model = MODELS[cfg.task](cfg.model)
         assert len(model.blocks) == cfg.model.n_layer
         assert model.num_parameters() > 80e6
         model.blocks = model.blocks[:2]  # from the second on they are alike
-        with torch.no_grad():
-            hidden = model.hidden(torch.zeros(1, cfg.data.seq_len, dtype=torch.long, device="meta"))
+        hidden = model.hidden(torch.zeros(1, cfg.data.seq_len, dtype=torch.long, device="meta"))
         assert hidden.shape == (1, cfg.data.seq_len, 768)
+        labels = torch.zeros(cfg.data.seq_len, dtype=torch.long, device="meta")
+        model.token_loss(hidden[0], labels).backward()
+        assert all(p.grad is not None and p.grad.shape == p.shape for p in model.parameters())
 
 
 # ------------------------------------------------------------------------ the paper's settings

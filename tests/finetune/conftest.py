@@ -2,7 +2,6 @@ import pytest
 
 from skipless.train import train
 from tests.finetune.glue import small_glue
-from tests.train.processes import Nursery
 from tests.train.tiny import MASKED, tiny, write_text
 
 
@@ -20,11 +19,3 @@ def encoder(tmp_path_factory):
 def glue(tmp_path_factory):
     """A little GLUE; nothing may change it."""
     return small_glue(tmp_path_factory.mktemp("glue"))
-
-
-@pytest.fixture(scope="session")
-def nursery(tmp_path_factory):
-    """Starts commands as forked processes."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
