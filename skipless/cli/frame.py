@@ -56,11 +56,11 @@ def run(arguments: list[str]) -> int:
             _fail(str(error), loud=_speaks(error))
             return error.status  # pyrefly: ignore
         if isinstance(error, CLICK_ERROR):
-            return _fail(_usage_message(error))
+            return _fail(_usage_message(error), loud=_speaks(error))
         if type(error).__name__ == "ValidationError" and type(error).__module__.startswith("pydantic"):
             from skipless.config import explain
 
-            return _fail(explain(error))  # pyrefly: ignore
+            return _fail(explain(error), loud=_speaks(error))  # pyrefly: ignore
         raise
     return status if isinstance(status, int) else 0
 
