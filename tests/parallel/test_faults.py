@@ -187,4 +187,4 @@ def test_bad_input_is_one_line_for_all_processes(tmp_path, launch, arguments):
     launched = launch(tmp_path, 2, arguments("bad", KINDS["ddp"], "--set", "train.lr=-1"))
     assert launched.wait() != 0
     assert len(said(launched.text)) == 1
-    assert "Traceback" not in launched.text.split("torch.distributed")[0]
+    assert not re.search(r'File ".*/skipless/', launched.text)  # torchrun has a traceback of its own
