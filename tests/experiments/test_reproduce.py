@@ -96,6 +96,7 @@ def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
     assert {folder: stamps(folder) for folder in finished(runs)} == again
 
 
+@pytest.mark.slow
 def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path, small, source, cache_dir):
     runs = tmp_path / "runs"
     arguments = ["fig4", *small(400, 1000), "--runs", str(runs), "--jobs", "2"]
@@ -117,6 +118,7 @@ def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path,
     assert_same_run(one.folder, tmp_path / "reference")
 
 
+@pytest.mark.slow
 def test_two_on_one_folder_share_the_work(tmp_path, small):
     runs, folders = tmp_path / "runs", [tmp_path / name for name in "ab"]
     for folder in folders:
