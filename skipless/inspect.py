@@ -303,6 +303,11 @@ class _Sizes:
         return self.root + sum(self.blocks)
 
     @property
+    def fixed_text(self) -> str:
+        """What is whole on every device and not trained, as a term of the arithmetic."""
+        return f" + {FLOAT} B × {self.fixed:,} fixed" if self.fixed else ""
+
+    @property
     def share(self) -> int:
         """Parameters of one device."""
         return self.root_share + sum(self.block_shares)
@@ -318,7 +323,7 @@ def _plan_ddp(
     memory = {part: one[part] for part in ("weights", "gradients", "optimiser")}
     added = 2 * (devices - 1) * width * sizes.all // devices
     arithmetic = {
-        "weights": f"{FLOAT} B × {sizes.all:,} parameters",
+        "weights": f"{FLOAT} B × {sizes.all:,} parameters" + sizes.fixed_text,
         "gradients": f"{FLOAT} B × {sizes.all:,}",
         "optimiser": f"2 × {FLOAT} B × {sizes.all:,}",
         "gradients added up": f"2 × {devices - 1}/{devices} × {width} B × {sizes.all:,}, once a step",
@@ -353,7 +358,7 @@ def _plan_fsdp(
         "gradients of copies": reductions * 2 * (copies - 1) * width * sizes.share // copies,
     }
     arithmetic = {
-        "weights": f"{FLOAT} B × {sizes.share:,} of {sizes.all:,} parameters",
+        "weights": f"{FLOAT} B × {sizes.share:,} of {sizes.all:,} parameters" + sizes.fixed_text,
         "gradients": f"{FLOAT} B × {sizes.share:,}" + (f" + {FLOAT} B × {sizes.all:,}, whole" if kept_whole else ""),
         "optimiser": f"2 × {FLOAT} B × {sizes.share:,}",
         "gathered": f"{FLOAT} B × {sizes.root:,} of embedding and head + {block_bytes} B × {there:,} of blocks",

@@ -14,9 +14,10 @@ import gc
 import json
 import os
 import secrets
+import threading
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
-from contextlib import AbstractContextManager, contextmanager, nullcontext
+from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
@@ -45,6 +46,9 @@ GRACE = 2.0
 
 POLL = 0.05
 """Seconds between two looks at who is ready."""
+
+BEAT = 1.0
+"""Seconds between two signs of life of a process that does something long by itself."""
 
 
 class LostRank(Exception):
@@ -148,6 +152,8 @@ class Group(Channel):
         self.cfg = cfg or ParallelConfig()
         self.where: Callable[[], str] = lambda: "before the first step"
         """Says how far the training is, for the message when a process is lost."""
+        self.torchrun: Store | None = None
+        """What torchrun remembers when it starts processes again, if it is there and does."""
 
     @property
     def crew(self) -> Channel:
@@ -158,6 +164,20 @@ class Group(Channel):
     def patient(self) -> bool:
         """Whether a second signal is borne: torchrun and Slurm both send one, and end who takes too long."""
         return self.size > 1
+
+    def begun(self, what: str) -> None:
+        """Let those that torchrun may start in this process's place know that it has begun something."""
+        if self.torchrun is not None:
+            self.torchrun.set(f"skipless/begun/{what}", "1")
+
+    def goes_on(self, what: str) -> bool:
+        """Whether torchrun has started this process in the place of one that had begun it."""
+        restarted = int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
+        return restarted and (self.torchrun is None or self.torchrun.check([f"skipless/begun/{what}"]))
+
+    def guarded(self) -> AbstractContextManager[Any]:
+        """A block in which an error that another process caused becomes a `LostRank`."""
+        return nullcontext()
 
     def device(self, name: str) -> torch.device:
         """The device by its name in a configuration."""
@@ -257,28 +277,62 @@ class Ranks(Group):
 
     @contextmanager
     def together(self) -> Iterator[None]:
-        """As `Channel.together`, without a limit of time: preparing data may take one process hours."""
-        with super().together():
+        """As `Channel.together`, for work that may take one process hours, such as preparing data.
+
+        The others wait as long as it gives signs of life.
+        """
+        with super().together(), self._giving_signs_of_life():
             try:
                 yield
             except UserError:
                 self._wait_for_all()
                 raise
+            except BaseException:
+                self._store.set("lost", str(self.rank))
+                raise
             self._wait_for_all()
 
+    @contextmanager
+    def _giving_signs_of_life(self) -> Iterator[None]:
+        over = threading.Event()
+
+        def beat() -> None:
+            with suppress(RuntimeError):  # the store went with the process that was lost
+                while not over.wait(BEAT):
+                    self._store.add(f"alive/{self.rank}", 1)
+
+        thread = threading.Thread(target=beat, daemon=True)
+        thread.start()
+        try:
+            yield
+        finally:
+            over.set()
+            thread.join()
+
     def _wait_for_all(self) -> None:
+        """Each process looks after the next one, and tells the others when that one has gone silent."""
         self._barriers += 1
-        key = f"ready/{self._barriers}"
-        self._store.add(key, 1)
-        while self._store.add(key, 0) < self.size:
+        ready, after = f"ready/{self._barriers}", (self.rank + 1) % self.size
+        self._store.add(ready, 1)
+        beats, heard = -1, time.monotonic()
+        while self._store.add(ready, 0) < self.size:
             time.sleep(POLL)
+            if self._store.check(["lost"]):
+                lost = self._store.get("lost").decode()
+                here = os.environ.get("LOCAL_RANK", "0") == "0"
+                raise LostRank(f"{self.where()}: rank {lost} was lost; the last checkpoint is intact", loud=here)
+            now = self._store.add(f"alive/{after}", 0)
+            if now != beats:
+                beats, heard = now, time.monotonic()
+            elif time.monotonic() - heard > self.cfg.timeout:
+                self._store.set("lost", str(after))
 
     def check_same(self, what: str, value: Any) -> None:
         said = self.exchange(value)
         other = next((rank for rank, one in enumerate(said) if one != said[0]), None)
         if other is not None:
-            detail = _difference(said[0], said[other])
-            raise UserError(f"rank {other} has another {what} than rank 0{detail}; every process needs the same")
+            where = _difference(said[0], said[other])
+            raise UserError(f"rank {other} has another {what} than rank 0{where}; every process needs the same")
 
     @contextmanager
     def guarded(self) -> Iterator[None]:
@@ -315,17 +369,12 @@ class Ranks(Group):
         gc.collect()
 
 
-def _difference(one: Any, other: Any) -> str:
-    """Where two mappings first differ, by key."""
+def _difference(one: Any, other: Any, path: str = "") -> str:
+    """Where two mappings first differ, by dotted key."""
     if not (isinstance(one, dict) and isinstance(other, dict)):
-        return ""
-    for key in {**one, **other}:
-        if one.get(key) != other.get(key):
-            inside = _difference(one.get(key), other.get(key))
-            return (
-                f".{key}{inside}" if inside.startswith(".") else f".{key}: {other.get(key)} instead of {one.get(key)}"
-            )
-    return ""
+        return f": {path} is {other} and not {one}" if path else ""
+    key = next(key for key in {**one, **other} if one.get(key) != other.get(key))
+    return _difference(one.get(key), other.get(key), f"{path}.{key}" if path else key)
 
 
 class _Root(nn.Module):
@@ -380,7 +429,7 @@ class Sharded(Ranks):
             raise UserError(f"parallel.replicas {cfg.replicas} does not divide the {size} processes")
         self.shards = size // cfg.replicas
         self.shard = rank % self.shards
-        self._crew = Channel(rank, size, _new_group(range(size), cfg.timeout)) if cfg.checkpoint == "sharded" else None
+        self._crew: Channel | None = None
         self._initial: nn.Module | None = None
 
     @property
@@ -399,6 +448,8 @@ class Sharded(Ranks):
     def wrap(self, model: "Model", device: torch.device, dtype: torch.dtype, *, accumulates: bool) -> None:
         from torch.distributed.fsdp import MixedPrecisionPolicy, fully_shard
 
+        if self.cfg.checkpoint == "sharded":
+            self._crew = Channel(self.rank, self.size, _new_group(range(self.size), self.cfg.timeout))
         mesh = self._mesh(device)
         self._shard_group = mesh.get_group("shard")
         reduce = torch.bfloat16 if self.cfg.reduce == "bf16" else torch.float32
@@ -442,6 +493,11 @@ class Sharded(Ranks):
             dist.broadcast(whole, 0)
             self.local(target).copy_(whole[self.rows(target)] if self.is_shared(target) else whole)
         self._initial = None
+
+    def settle(self, run: Callable[[], Tensor]) -> None:
+        # FSDP keeps the memory into which it first gathers. Should a sample come first, in inference mode, that memory
+        # could not be trained with.
+        self.look(run)
 
     def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
         return self.root(function, *args)
@@ -502,20 +558,20 @@ class Sharded(Ranks):
         return self.local(tensor).numel() > 0 if self.is_shared(tensor) else self.leads
 
     def loaded(self, checkpoint: "Checkpoint", stem: str, targets: NamedTensors) -> dict[str, Tensor]:
+        shares: set[str] = set()
+
         def wanted(name: str, shape: tuple[int, ...]) -> slice | None:
             target = targets.get(name)
-            return self.rows(target) if fits(target, shape) and target is not None else None
-
-        def fits(target: Tensor | None, shape: tuple[int, ...]) -> bool:
-            return target is not None and self.is_shared(target) and tuple(target.shape) == shape
+            if target is None or not self.is_shared(target) or tuple(target.shape) != shape:
+                return None  # all of it, so that what does not fit is seen by who takes it
+            shares.add(name)
+            return self.rows(target)
 
         found = checkpoint.tensors(stem, wanted)
-        return {name: self._as(targets.get(name), tensor) for name, tensor in found.items()}
+        return {name: self._share(targets[name], rows) if name in shares else rows for name, rows in found.items()}
 
-    def _as(self, target: Tensor | None, rows: Tensor) -> Tensor:
-        """Rows as a share of a tensor like `target`, where they are one."""
-        if target is None or not self.is_shared(target) or rows.shape != self.local(target).shape:
-            return rows
+    def _share(self, target: Tensor, rows: Tensor) -> Tensor:
+        """Rows as this process's share of a tensor like `target`."""
         shared = torch.empty_like(target)
         self.local(shared).copy_(rows)
         return shared
@@ -543,21 +599,22 @@ KINDS: dict[str, type[Replicated] | type[Sharded]] = {"ddp": Replicated, "fsdp":
 # -------------------------------------------------------------------------------- to and from
 
 
-def restarted() -> bool:
-    """Whether torchrun has started this process in the place of one that failed."""
-    return int(os.environ.get("TORCHELASTIC_RESTART_COUNT", "0")) > 0
-
-
 @contextmanager
 def join(cfg: ParallelConfig, device: str = "auto") -> Iterator[Group]:
     """The group that this process belongs to: torchrun's, or itself alone."""
-    if int(os.environ.get("WORLD_SIZE", "1")) == 1:
+    alone, keeps = int(os.environ.get("WORLD_SIZE", "1")) == 1, os.environ.get("TORCHELASTIC_USE_AGENT_STORE") == "True"
+    if alone and not keeps:
         yield Group(cfg)
         return
     import torch.distributed as dist
 
-    store, rank, size = next(dist.rendezvous("env://"))
-    store = dist.PrefixStore(f"skipless/{_meet(store, rank, size, cfg.timeout)}", store)
+    torchruns, rank, size = next(dist.rendezvous("env://"))
+    if alone:
+        group = Group(cfg)
+        group.torchrun = torchruns
+        yield group
+        return
+    store = dist.PrefixStore(f"skipless/{_meet(torchruns, rank, size, cfg.timeout)}", torchruns)
     # Numbers and JSON go by gloo, from the CPU, whatever weights go by. A device that is wrong is said later, by all.
     found = None if device == "cpu" else torch.accelerator.current_accelerator(check_available=True)
     others = "" if found is None else f",{found.type}:{dist.get_default_backend_for_device(found.type)}"
@@ -567,6 +624,7 @@ def join(cfg: ParallelConfig, device: str = "auto") -> Iterator[Group]:
     except RuntimeError as error:
         raise LostRank(f"the {size} processes cannot reach each other: {error}", loud=rank == 0) from error
     group = KINDS[cfg.kind](cfg, store, rank, size)
+    group.torchrun = torchruns if keeps else None
     with group.guarded():
         yield group
     group.leave()

@@ -49,7 +49,7 @@ from skipless.inspect import flops_per_token, plan
 from skipless.nn.layers import WithGains
 from skipless.nn.model import IGNORED, CausalLM
 from skipless.optim import batch_rows, clip_gradients, learning_rate, make_optimizers, set_lr
-from skipless.parallel import Group, join, restarted
+from skipless.parallel import Group, join
 from skipless.runs import MODELS, Run
 from skipless.trackers import Trackers, check_trackers
 
@@ -242,8 +242,11 @@ class Trainer:
         cfg, group = self.cfg, self.group
         self.device = group.device(cfg.train.device)
         self.dtype = machine.pick_dtype(cfg.train.precision, self.device)
-        if self.dtype == torch.float16 and cfg.parallel.kind == "fsdp" and group.size > 1:
+        kind = cfg.parallel.kind if group.size > 1 else None
+        if self.dtype == torch.float16 and kind == "fsdp":
             raise UserError("precision fp16 cannot go with parallel fsdp: use bf16")
+        if cfg.parallel.reduce == "bf16" and kind == "ddp" and self.device.type == "cpu":
+            raise UserError("parallel.reduce bf16 with ddp needs a GPU; on a CPU use fp32, or fsdp")
         check_data(cfg, self.corpus)
         self.planned = plan(
             cfg.model,
@@ -535,8 +538,9 @@ class Session:
 
     def _heed_signals(self) -> None:
         if self.group.signal:
-            self._save()
-            self.saver.wait()
+            with self.group.together():  # who has nothing to write waits, for torchrun ends all when the first one ends
+                self._save()
+                self.saver.wait()
             raise Interrupted(self.group.signal, self.trainer.state.step)
 
     def _ask_for_signals(self) -> None:
@@ -626,22 +630,21 @@ def train(
     observer = observer or Observer()
     run = Run(Path(folder))
     with join(cfg.parallel, cfg.train.device) as group, ExitStack() as stack:
-        resume = resume or any(group.exchange(restarted()))
-        with group.together():
+        resume = any(group.exchange(resume or group.goes_on(str(run.folder))))
+
+        def check() -> None:
             check_trackers(trackers)
             if run.exists and not resume:
                 raise UserError(
                     f"run {str(run.folder)!r} exists already: go on with --resume auto, or give another --name"
                 )
-            machine.pick_dtype(cfg.train.precision, machine.pick_device(cfg.train.device))
-            corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
-        cfg = fit_vocabulary(cfg, corpus)
-        group.check_same("configuration", cfg.model_dump(mode="json"))
-        group.check_same("data", corpus.fingerprint)
+
+        cfg, corpus = agree(cfg, group, observer, cache_dir, check)
         trainer = Trainer(cfg, corpus, observer, group)
         with group.together():
             if group.leads:
                 _take(run, cfg, stack, accept_changes=accept_changes)
+                group.begun(str(run.folder))
         checkpoint = _find(run, group, observer) if resume else None
         if checkpoint is not None:
             with group.together():
@@ -650,6 +653,19 @@ def train(
             _describe(run, cfg, corpus)
         _train(trainer, run, checkpoint, trackers if group.leads else [])
     return run
+
+
+def agree(
+    cfg: RunConfig, group: Group, observer: Observer, cache_dir: Path | None, check: Callable[[], None] = lambda: None
+) -> tuple[RunConfig, Corpus]:
+    """All: the data of a configuration, which is the same for all, and the configuration with its vocabulary."""
+    group.check_same("configuration", cfg.model_dump(mode="json"))
+    with group.together():
+        check()
+        machine.pick_dtype(cfg.train.precision, machine.pick_device(cfg.train.device))
+        corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
+    group.check_same("corpus", corpus.fingerprint)
+    return fit_vocabulary(cfg, corpus), corpus
 
 
 def _take(run: Run, cfg: RunConfig, stack: ExitStack, *, accept_changes: bool) -> None:
@@ -673,7 +689,8 @@ def _train(trainer: Trainer, run: Run, checkpoint: Checkpoint | None, trackers: 
             session.metrics.cut(checkpoint.state["journals"]["metrics"] if checkpoint else 0)
             session.samples.cut(checkpoint.state["journals"]["samples"] if checkpoint else 0)
             observer.begin(trainer)
-            session.loop()
+            with group.guarded():  # at once, before a save in flight is waited for: the others ask who is left
+                session.loop()
 
 
 @contextmanager

@@ -5,18 +5,15 @@ from pathlib import Path
 from typing import Any
 
 from skipless.config import RunConfig
-from skipless.data import prepare
 from skipless.parallel import join
-from skipless.train import Observer, Trainer, fit_vocabulary
+from skipless.train import Observer, Trainer, agree
 
 
 def dry_run(cfg: RunConfig, *, observer: Observer | None = None, cache_dir: Path | None = None) -> dict[str, Any]:
     """Prepare the data, build the model, train one step, and keep nothing of it but figures."""
     observer = observer or Observer()
     with join(cfg.parallel, cfg.train.device) as group:
-        with group.together():
-            corpus = prepare(cfg.data, cache_dir=cache_dir, progress=observer.data)
-        cfg = fit_vocabulary(cfg, corpus)
+        cfg, corpus = agree(cfg, group, observer, cache_dir)
         trainer = Trainer(cfg, corpus, observer, group)
         start = time.perf_counter()
         trainer.step()

@@ -25,6 +25,7 @@ OFTEN = {
 BLOCKS = ("sas", "pre-ln")
 DDP, FSDP = {"kind": "ddp"}, {"kind": "fsdp"}
 SHARDED = {"kind": "fsdp", "checkpoint": "sharded"}
+SHARDED_TOO = {"parallel.checkpoint": "sharded"}
 HYBRID = {"kind": "fsdp", "checkpoint": "sharded", "replicas": 2}
 
 
@@ -124,18 +125,24 @@ def test_what_differs_or_breaks_between_processes_is_said(tmp_path, run_tasks, c
         2,
         [
             ("train", {"cfg": cfg, **where, "other": {"train.lr": 0.25}}),
-            ("train", {"cfg": cfg, **where, "other": {"data.source": f"files:{other_text}/*.py"}}),
-            ("train", {"cfg": cfg, **where, "other": {"train.device": "nowhere"}}),
+            ("train", {"cfg": cfg, **where, "other_text": str(other_text)}),
+            ("train", {"cfg": cfg, **where, "other_tracker": "nowhere"}),
+            ("train", {"cfg": configured(FSDP).model_dump(mode="json"), **where, "other": SHARDED_TOO}),
+            ("train", {"cfg": configured({"kind": "ddp", "reduce": "bf16"}).model_dump(mode="json"), **where}),
             *poisoned,
+            ("mistaken_share", {"cfg": configured(FSDP).model_dump(mode="json"), "cache_dir": str(cache_dir)}),
         ],
     )
     assert found[0] == (
-        "UserError: rank 1 has another configuration than rank 0.train.lr: 0.25 instead of 0.003; "
+        "UserError: rank 1 has another configuration than rank 0: train.lr is 0.25 and not 0.003; "
         "every process needs the same"
     )
-    assert "rank 1 has another" in found[1]
-    assert "rank 1: device 'nowhere' cannot be used" in found[2]
+    assert "rank 1 has another corpus than rank 0" in found[1]
+    assert "rank 1: unknown tracker 'nowhere'" in found[2]
+    assert "parallel.checkpoint is sharded and not whole" in found[3]
+    assert "parallel.reduce bf16 with ddp needs a GPU" in found[4]
     assert not (tmp_path / "run").exists()
-    for message in found[3:]:
+    assert found.pop() is True
+    for message in found[5:]:
         assert message.startswith("NonFinite: step 1: the loss is nan, first in "), message
-    assert [message.split("first in ")[1].split(";")[0] for message in found[3:]] == ["layer 2", "the embedding"] * 2
+    assert [message.split("first in ")[1].split(";")[0] for message in found[5:]] == ["layer 2", "the embedding"] * 2

@@ -187,3 +187,15 @@ def test_bad_input_is_one_line_for_all_processes(tmp_path, launch, arguments):
     assert launched.wait() != 0
     assert len(said(launched.text)) == 1
     assert not re.search(r'File ".*/skipless/', launched.text)  # torchrun has a traceback of its own
+
+
+@pytest.mark.parametrize("size", [1, 2])
+def test_a_run_that_is_refused_is_not_gone_on_with_by_a_restart(tmp_path, launch, arguments, size):
+    folder = tmp_path / "runs" / "mine"
+    folder.mkdir(parents=True)
+    (folder / "config.json").write_text("{}")
+    launched = launch(tmp_path, size, arguments("mine", KINDS["ddp"]), "--max-restarts", "1")
+    assert launched.wait() != 0
+    assert len(said(launched.text)) == 2
+    assert all("exists already" in line for line in said(launched.text))
+    assert [path.name for path in folder.iterdir()] == ["config.json"]

@@ -1,12 +1,13 @@
 """What `inspect` plans for many devices is what they do."""
 
 import json
+import re
 import shlex
 
 import pytest
 
-from skipless import ModelConfig, cli
-from skipless.config import ParallelConfig
+from skipless import BLOCKS, ModelConfig, cli
+from skipless.config import MapConfig, ParallelConfig
 from skipless.inspect import plan, training_memory
 from tests.train.tiny import tiny
 
@@ -96,6 +97,20 @@ def test_plans_add_up_and_shrink_with_devices():
         # one gathering more than the two halves of an all-reduce, but for embedding and head
         assert 1 < fsdp.communication["total"] / ddp.communication["total"] < 1.55
     assert totals == sorted(totals, reverse=True)
+
+
+@pytest.mark.parametrize("kind", ["ddp", "fsdp"])
+def test_the_arithmetic_that_is_shown_gives_the_bytes(kind):
+    block = BLOCKS["sas"].replace(
+        value=MapConfig(kind="reparam", init="orthogonal"), first_value=None
+    )  # W_init is fixed
+    cfg = ModelConfig(block=block, n_layer=2, d_model=32, n_head=4, vocab_size=256, max_seq_len=16)
+    found = plan(cfg, ParallelConfig(kind=kind), 2, batch_size=4)
+    assert "fixed" in found.arithmetic["weights"]
+    for part in ("weights", "gradients", "optimiser"):
+        text = found.arithmetic[part].replace(",", "")
+        factor = 2 if text.startswith("2 × ") else 1
+        assert factor * sum(int(a) * int(b) for a, b in re.findall(r"(\d+) B × (\d+)", text)) == found.memory[part]
 
 
 def test_inspect_says_what_fits(capsys):

@@ -73,13 +73,15 @@ def assert_same(found, expected, name, tolerance):
 
 @pytest.fixture
 def check(run_tasks, configured, cache_dir, alone):
-    def look(way, names, steps, tolerance=1e-5, **train):
+    def look(way, names, steps, tolerance=1e-5, reduce="fp32", **train):
         size, parallel = WAYS[way]
+        parallel = {"parallel": parallel["parallel"] | {"reduce": reduce}}
         where = {"cache_dir": str(cache_dir), "steps": steps}
         configs = [configured(CASES[name], steps, parallel | {"train": train}) for name in names]
         tasks = [("losses", {"cfg": cfg, **where}) for cfg in configs]
         *found, guard = run_tasks(size, [*tasks, ("unpickle", {})])
         for name, one in zip(names, found, strict=True):
+            assert set(one["compiled"]) == {"compile" in train}
             assert_same(one, alone(name, steps), name, LOOSE.get(name, tolerance))
         assert guard == "a pickle was read or written"  # so it would have been seen in any of the tasks
 
@@ -102,6 +104,10 @@ def test_losses_do_not_depend_on_it_for_any_case(check, way):
 def test_losses_do_not_depend_on_compiling_the_blocks(check, way):
     assert machine.compiler_problem() is None
     check(way, ["causal-sas-p", "masked-pre-ln", "plain"], FEWER, tolerance=1e-4, compile="block")
+
+
+def test_gradients_may_be_added_up_in_bfloat16(check):
+    check("fsdp-2", ["causal-sas-p"], FEWER, tolerance=1e-2, reduce="bf16")
 
 
 def test_processes_are_no_part_of_what_a_run_is():

@@ -13,27 +13,7 @@ from skipless import checkpoint
 from skipless.atomic import STAGING_PREFIX
 from skipless.checkpoint import Checkpoints
 from skipless.errors import UserError
-from skipless.parallel import Channel
-
-
-class Crew(Channel):
-    """One of several threads that talk to each other."""
-
-    def __init__(self, rank, size, board):
-        super().__init__(rank, size)
-        self.board, self.barrier = board
-
-    def _all_gather(self, tensor):
-        self.board[self.rank] = tensor
-        self.barrier.wait(10)
-        found = [self.board[rank].clone() for rank in range(self.size)]
-        self.barrier.wait(10)
-        return found
-
-
-def crews(size):
-    board = ({}, threading.Barrier(size))
-    return [Crew(rank, size, board) for rank in range(size)]
+from tests.parallel.crews import crews
 
 
 def rows_of(tensor, rank, size):
@@ -125,39 +105,34 @@ def test_one_that_cannot_write_stops_all_and_leaves_nothing(tmp_path, monkeypatc
     assert Checkpoints(tmp_path).latest_valid()[0].step == 1
 
 
-def test_one_that_never_comes_leaves_the_earlier_checkpoint(tmp_path):
-    """Two of three get as far as they can; what is staged is no checkpoint."""
+def test_one_that_dies_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
+    """The others have written their files by then; what is staged is no checkpoint."""
     save_together(tmp_path, 3, 1, tensors([6]))
-    first, second, _ = crews(3)
-    first.barrier._parties = 2  # the third dies at the second message
+    write, staged = checkpoint._write_tensors, []
+
+    def die(path, named):
+        entry = write(path, named)
+        staged.append(path.parent)
+        if "-00003-of" in path.name:
+            raise KeyboardInterrupt  # no UserError: nobody is told
+        return entry
+
+    monkeypatch.setattr(checkpoint, "_write_tensors", die)
+    everyone = crews(3)
 
     def save(crew):
-        crew.barrier.wait(10)
-        Checkpoints(tmp_path, crew=crew).save(2, {"model-00001-of-00003": share(tensors([6]), 0, 3)}, {})
+        try:
+            stem = f"model-{crew.rank + 1:05d}-of-00003"
+            Checkpoints(tmp_path, crew=crew).save(2, {stem: share(tensors([6]), crew.rank, 3)}, {"step": 2})
+        except KeyboardInterrupt:
+            crew.barrier.abort()  # as a connection that breaks
+            raise
 
-    with ThreadPoolExecutor(2) as pool:
-        for job in [pool.submit(save, crew) for crew in (first, second)]:
-            with pytest.raises((KeyError, threading.BrokenBarrierError)):
-                job.result()
+    with ThreadPoolExecutor(3) as pool:
+        jobs = [pool.submit(save, crew) for crew in everyone]
+        raised = [type(job.exception()) for job in jobs]
+    assert raised == [threading.BrokenBarrierError, threading.BrokenBarrierError, KeyboardInterrupt]
+    assert len(staged) == 3
+    assert all(folder.name.startswith(STAGING_PREFIX) for folder in staged)
+    assert [path.name for path in Checkpoints(tmp_path).all()] == ["step-00000001"]
     assert Checkpoints(tmp_path).latest_valid()[0].step == 1
-
-
-def test_what_is_raised_in_one_is_raised_in_all():
-    def work(crew):
-        with crew.together():
-            if crew.rank == 1:
-                raise UserError("it is dark here")
-
-    with ThreadPoolExecutor(3) as pool:
-        jobs = [pool.submit(work, crew) for crew in crews(3)]
-    assert {str(job.exception()) for job in jobs} == {"rank 1: it is dark here"}
-
-
-def test_a_signal_to_one_is_known_to_all():
-    everyone = crews(3)
-    everyone[2].received = 15
-    assert [crew.signal for crew in everyone] == [0, 0, 0]
-    with ThreadPoolExecutor(3) as pool:
-        sums = list(pool.map(lambda crew: crew.sum(crew.rank, 0.5), everyone))
-    assert sums == [[3.0, 1.5]] * 3
-    assert [crew.signal for crew in everyone] == [15, 15, 15]

@@ -11,6 +11,7 @@ import itertools
 import json
 import os
 import pickle
+import shutil
 import signal
 import sys
 import time
@@ -54,7 +55,9 @@ def losses(cfg, cache_dir, steps):
         weights = {
             name: group.whole(tensor).double().norm().item() for name, tensor in trainer.model.state_dict().items()
         }
-        return {"losses": found, "norms": norms, "valid": trainer.evaluate().loss, "weights": weights}
+        compiled = [block._compiled_call_impl is not None for block in trainer.model.blocks]
+        valid = trainer.evaluate().loss
+        return {"losses": found, "norms": norms, "valid": valid, "weights": weights, "compiled": compiled}
 
 
 class StopBySignal(Observer):
@@ -68,13 +71,30 @@ class StopBySignal(Observer):
             os.kill(os.getpid(), signal.SIGTERM)
 
 
-def train(cfg, cache_dir, folder, resume=False, stop_rank=None, stop_step=10**9, other=None):
-    """A run, which one process may be asked to leave at a step, or in which the second may have another `cfg`."""
-    cfg = RunConfig.model_validate(cfg)
-    if other is not None and RANK == 1:
-        cfg = cfg.override(other)
+def train(
+    cfg,
+    cache_dir,
+    folder,
+    resume=False,
+    stop_rank=None,
+    stop_step=10**9,
+    other=None,
+    other_text=None,
+    other_tracker=None,
+):
+    """A run, which one process may be asked to leave at a step, or in which the second one has something else."""
+    cfg, trackers = RunConfig.model_validate(cfg), []
+    if RANK == 1:
+        cfg = cfg.override(other or {})
+        trackers = [other_tracker] if other_tracker else []
+    if other_text:  # a path that is the same for both, with something else behind it
+        here = Path(other_text).parent / "here" / str(RANK)
+        here.mkdir(parents=True)
+        shutil.copytree(Path(cfg.data.source.removeprefix("files:")).parent if RANK == 0 else other_text, here / "text")
+        os.chdir(here)
+        cfg = cfg.override({"data.source": "files:text/*.py"})
     observer = StopBySignal(stop_rank, stop_step)
-    run_training(cfg, folder, resume=resume, trackers=[], observer=observer, cache_dir=Path(cache_dir))
+    run_training(cfg, folder, resume=resume, trackers=trackers, observer=observer, cache_dir=Path(cache_dir))
 
 
 def poison(cfg, cache_dir, parameter):
@@ -85,6 +105,26 @@ def poison(cfg, cache_dir, parameter):
         with torch.no_grad():
             group.local(named[parameter]).fill_(float("nan"))
         trainer.step()
+
+
+class OfHalfTheRows:
+    """A checkpoint whose only tensor has as many rows as one process's share of it."""
+
+    def __init__(self, name, tensor):
+        self.name, self.tensor = name, tensor
+
+    def tensors(self, stem, rows):
+        assert rows(self.name, tuple(self.tensor.shape)) is None
+        return {self.name: self.tensor}
+
+
+def mistaken_share(cfg, cache_dir):
+    """Whether a tensor of another model's shape is left as it is, for loading it to be refused."""
+    with in_group(cfg) as group:
+        targets = trainer_of(cfg, cache_dir, group).model.state_dict()
+        name = "blocks.0.mlp.up.weight"
+        half = torch.zeros(group.local(targets[name]).shape)
+        return group.loaded(OfHalfTheRows(name, half), "model", targets)[name] is half
 
 
 def unpickle():
