@@ -99,7 +99,7 @@ def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
 @pytest.mark.slow
 def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path, small, source, cache_dir):
     runs = tmp_path / "runs"
-    arguments = ["fig4", *small(400, 1000), "--runs", str(runs), "--jobs", "2"]
+    arguments = ["fig4", *small(400, 1000), "--runs", str(runs), "--jobs", "2", "--out", str(tmp_path / "results")]
     first = start(tmp_path, *arguments)
     files = lambda: [path for path in runs.glob("*/metrics.jsonl") if path.stat().st_size > 300]  # noqa: E731
     wait_for(lambda: len(files()) == 2, first, tmp_path)
@@ -123,8 +123,8 @@ def test_two_on_one_folder_share_the_work(tmp_path, small):
     runs, folders = tmp_path / "runs", [tmp_path / name for name in "ab"]
     for folder in folders:
         folder.mkdir()
-    arguments = ["fig4", *small(), "--runs", str(runs)]
-    both = [start(folder, *arguments) for folder in folders]
+    arguments = ["fig4", *small(), "--runs", str(runs), "--out"]
+    both = [start(folder, *arguments, str(folder / "results")) for folder in folders]
     reports = [finish(process, folder) for process, folder in zip(both, folders, strict=True)]
     assert reports[0]["findings"] == reports[1]["findings"]
     assert len(finished(runs)) == 2
