@@ -35,11 +35,12 @@ def torchrun(size: int, *arguments: str) -> list[str]:
 class Crew:
     """Processes that wait for tasks of `worker.py`, for to start them takes longer than most tasks do."""
 
-    def __init__(self, folder: Path, size: int) -> None:
+    def __init__(self, folder: Path, size: int, *, may_pickle: bool) -> None:
         self.folder, self.size, self.asked = folder, size, 0
         self.log = (folder / "log.txt").open("w+")
         command = torchrun(size, "-m", "tests.parallel.worker", str(folder), str(os.getpid()))
-        self.process = subprocess.Popen(command, cwd=ROOT, env=ENVIRONMENT, stdout=self.log, stderr=subprocess.STDOUT)
+        environment = ENVIRONMENT | ({"PYTHONPATH": str(ROOT)} if may_pickle else {})
+        self.process = subprocess.Popen(command, cwd=ROOT, env=environment, stdout=self.log, stderr=subprocess.STDOUT)
 
     def do(self, tasks: list) -> list:
         """What the first process found for each task; every process has to have done all of them."""
