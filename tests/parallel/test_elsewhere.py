@@ -82,32 +82,50 @@ def task(configured, cache_dir, parallel, folder, **more):
     return ("train", {"cfg": cfg, "cache_dir": str(cache_dir), "folder": str(folder), **more})
 
 
-def test_saved_under_any_number_resumed_under_any_other(tmp_path, run_tasks, configured, reference, cache_dir):
-    stop = {"stop_rank": 1, "stop_step": HALF}  # one of them gets SIGTERM, and all save together
-    saved = {"ddp": DDP, "fsdp": FSDP, "sharded": SHARDED}
-    tasks = [task(configured, cache_dir, saved[name], tmp_path / name, **stop) for name in saved]
-    from_one = copied(reference / "half", "from-one-by-two")
-    tasks.append(task(configured, cache_dir, SHARDED, from_one, resume=True))
-    for message in run_tasks(2, tasks)[: len(saved)]:
+STOP = {"stop_rank": 1, "stop_step": HALF}  # one of them gets SIGTERM, and all save together
+SAVED = {"ddp": DDP, "fsdp": FSDP, "sharded": SHARDED}
+
+
+@pytest.fixture
+def by_two(tmp_path, run_tasks, configured, cache_dir):
+    """Runs that two processes saved half way."""
+    tasks = [task(configured, cache_dir, parallel, tmp_path / name, **STOP) for name, parallel in SAVED.items()]
+    for message in run_tasks(2, tasks):
         assert message == f"Interrupted: SIGTERM: saved at step {HALF}; go on with --resume auto"
-    assert_as_reference(from_one, reference)
     assert len(list(newest(tmp_path / "sharded").glob("model-*.safetensors"))) == 2
     assert [path.name for path in newest(tmp_path / "fsdp").glob("model*")] == ["model.safetensors"]
+    return [tmp_path / name for name in SAVED]
 
-    by_four = {"ddp": SHARDED, "fsdp": DDP, "sharded": HYBRID}
-    tasks = [
-        task(configured, cache_dir, by_four[name], copied(tmp_path / name, f"{name}-by-four"), resume=True)
-        for name in saved
-    ]
-    tasks.append(task(configured, cache_dir, HYBRID, tmp_path / "four", **stop))
+
+def assert_one_goes_on(folder, configured, reference, cache_dir):
+    assert losses(folder)[-1][0] == HALF
+    train(configured(DDP), folder, resume=True, trackers=[], cache_dir=cache_dir)
+    assert_as_reference(folder, reference)
+
+
+def test_saved_under_two_resumed_under_one_and_the_reverse(by_two, run_tasks, configured, reference, cache_dir):
+    from_one = copied(reference / "half", "from-one-by-two")
+    run_tasks(2, [task(configured, cache_dir, SHARDED, from_one, resume=True)])
+    assert_as_reference(from_one, reference)
+    for folder in by_two:
+        assert_one_goes_on(folder, configured, reference, cache_dir)
+
+
+@pytest.mark.slow
+def test_saved_under_two_resumed_under_four_and_the_reverse(
+    tmp_path, by_two, run_tasks, configured, reference, cache_dir
+):
+    ways = (SHARDED, DDP, HYBRID)
+    tasks = [task(configured, cache_dir, way, one, resume=True) for one, way in zip(by_two, ways, strict=True)]
+    four = tmp_path / "four"
+    tasks.append(task(configured, cache_dir, HYBRID, four, **STOP))
     run_tasks(4, tasks)
-
-    for name in (*saved, "four"):
-        assert losses(tmp_path / name)[-1][0] == HALF
-        train(configured(DDP), tmp_path / name, resume=True, trackers=[], cache_dir=cache_dir)
-        assert_as_reference(tmp_path / name, reference)
-    for name in saved:
-        assert_as_reference(tmp_path / f"{name}-by-four", reference)
+    for folder in by_two:
+        assert_as_reference(folder, reference)
+    by_two_again = copied(four, "four-by-two")
+    run_tasks(2, [task(configured, cache_dir, FSDP, by_two_again, resume=True)])
+    assert_as_reference(by_two_again, reference)
+    assert_one_goes_on(four, configured, reference, cache_dir)
 
 
 def test_what_differs_or_breaks_between_processes_is_said(tmp_path, run_tasks, configured, cache_dir, source):

@@ -189,7 +189,7 @@ def test_bad_input_is_one_line_for_all_processes(tmp_path, launch, arguments):
     assert not re.search(r'File ".*/skipless/', launched.text)  # torchrun has a traceback of its own
 
 
-@pytest.mark.parametrize("size", [1, 2])
+@pytest.mark.parametrize("size", [pytest.param(1, marks=pytest.mark.slow), 2])
 def test_a_run_that_is_refused_is_not_gone_on_with_by_a_restart(tmp_path, launch, arguments, size):
     folder = tmp_path / "runs" / "mine"
     folder.mkdir(parents=True)
