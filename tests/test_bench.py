@@ -16,8 +16,10 @@ def last_line(capsys):
 
 
 @pytest.mark.parametrize("what", ["train", "step", "decode", "caches"])
-def test_bench_prints_a_table_and_a_json_line(what, capsys):
-    assert run(["bench", what, *TINY, "--vocab-size", "50", "--new", "4"]) == 0
+def test_bench_prints_a_table_and_a_json_line_and_draws(what, tmp_path, capsys):
+    plot = tmp_path / "bars.png"
+    assert run(["bench", what, *TINY, "--vocab-size", "50", "--new", "4", "--plot", str(plot)]) == 0
+    assert plot.stat().st_size > 1000
     found = last_line(capsys)
     assert found["benchmark"] == what
     names = {row["name"] for row in found["rows"]}
@@ -27,6 +29,8 @@ def test_bench_prints_a_table_and_a_json_line(what, capsys):
         assert row["milliseconds"] > 0
         if row["name"] in row["speedup"]:
             assert row["speedup"][row["name"]][0] == pytest.approx(1)
+    if what == "step":
+        assert all(row["peak_bytes"] > 0 for row in found["rows"])
 
 
 def test_hugging_face_is_among_the_cases(capsys):
@@ -65,13 +69,6 @@ def test_memory_of_a_layer_grows_linearly(tmp_path, capsys):
     assert plot.stat().st_size > 1000
     assert slope([1, 10], [1, 100]) == pytest.approx(2)
     assert slope([1], [1]) is None
-
-
-def test_a_step_reports_its_memory_and_draws(tmp_path, capsys):
-    plot = tmp_path / "bars.png"
-    assert run(["bench", "step", *TINY, "--vocab-size", "50", "--plot", str(plot)]) == 0
-    assert all(row["peak_bytes"] > 0 for row in last_line(capsys)["rows"])
-    assert plot.stat().st_size > 1000
 
 
 def test_unknown_benchmark(capsys):

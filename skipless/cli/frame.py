@@ -3,6 +3,7 @@
 import errno
 import os
 import sys
+import time
 from collections.abc import Sequence
 from pathlib import Path
 from typing import Annotated, Any
@@ -28,6 +29,8 @@ BAD_INPUT = 2
 STOPPED = 3
 NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 MAX_SEED = 2**62
+LET_SPEAK = 2.0
+"""Seconds that a process which says nothing gives the one that does: torchrun ends all when the first one ends."""
 
 
 def main(arguments: Sequence[str] | None = None) -> None:
@@ -79,7 +82,9 @@ def _speaks(error: Exception) -> bool:
 
 
 def _fail(message: str, *, loud: bool = True) -> int:
-    if message and loud:  # it is empty where typer has shown the help instead
+    if not loud:
+        time.sleep(LET_SPEAK)
+    elif message:  # it is empty where typer has shown the help instead
         print(f"skipless: {' '.join(message.split())}", file=sys.stderr)
     return BAD_INPUT
 

@@ -70,6 +70,7 @@ def test_the_plans_of_all_ways(run_tasks, task):
         assert_memory_as_planned(one, name)
 
 
+@pytest.mark.slow
 def test_communication_of_a_hybrid_is_as_planned(run_tasks, task):
     way = {"parallel": {"kind": "fsdp", "replicas": 2}}
     (found,) = run_tasks(4, [task("communication", way, {"model.block": "sas"})])
