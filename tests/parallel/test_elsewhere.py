@@ -149,6 +149,7 @@ def test_what_differs_or_breaks_between_processes_is_said(tmp_path, run_tasks, c
             ("train", {"cfg": configured({"kind": "ddp", "reduce": "bf16"}).model_dump(mode="json"), **where}),
             *poisoned,
             ("mistaken_share", {"cfg": configured(FSDP).model_dump(mode="json"), "cache_dir": str(cache_dir)}),
+            ("sample_first", {"cfg": configured(FSDP).model_dump(mode="json"), "cache_dir": str(cache_dir)}),
         ],
     )
     assert found[0] == (
@@ -160,6 +161,7 @@ def test_what_differs_or_breaks_between_processes_is_said(tmp_path, run_tasks, c
     assert "parallel.checkpoint is sharded and not whole" in found[3]
     assert "parallel.reduce bf16 with ddp needs a GPU" in found[4]
     assert not (tmp_path / "run").exists()
+    assert found.pop() > 0
     assert found.pop() is True
     for message in found[5:]:
         assert message.startswith("NonFinite: step 1: the loss is nan, first in "), message

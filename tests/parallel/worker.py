@@ -26,6 +26,7 @@ from skipless.atomic import write_json
 from skipless.config import RunConfig
 from skipless.data import prepare
 from skipless.errors import UserError
+from skipless.generate import Sampling, sample_text
 from skipless.parallel import join
 from skipless.train import Interrupted, NonFinite, Observer, Trainer, fit_vocabulary
 from skipless.train import train as run_training
@@ -125,6 +126,14 @@ def mistaken_share(cfg, cache_dir):
         name = "blocks.0.mlp.up.weight"
         half = torch.zeros(group.local(targets[name]).shape)
         return group.loaded(OfHalfTheRows(name, half), "model", targets)[name] is half
+
+
+def sample_first(cfg, cache_dir):
+    """The gradient's norm in a step before which nothing but a sample went through the model."""
+    with in_group(cfg) as group:
+        trainer = trainer_of(cfg, cache_dir, group)
+        group.look(sample_text, trainer.model, "def", 2, Sampling(temperature=0))
+        return trainer.step()["grad_norm"]
 
 
 def unpickle():
