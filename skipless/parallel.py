@@ -205,7 +205,7 @@ class Group(Channel):
         """All: share the model. Its parameters are then what the optimiser is to change."""
 
     def settle(self, run: Callable[[], Tensor]) -> None:
-        """All: have the first backward pass, which may differ from the others, behind; `run` makes a loss."""
+        """All: have the first pass, which may differ from the others, behind; `run` makes a loss."""
 
     def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
         """All: a function of the model with a gradient, such as its loss."""
