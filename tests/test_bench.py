@@ -57,16 +57,24 @@ def test_ratios_are_of_medians_with_the_spread_of_rounds():
     assert rows["slow"].speedup["slow"] == (1.0, 1.0, 1.0)
 
 
-def test_memory_of_a_layer_grows_linearly(tmp_path, capsys):
+def test_memory_over_lengths_and_depths_is_measured_and_drawn(tmp_path, capsys):
     plot = tmp_path / "growth.png"
-    assert (
-        run(["bench", "memory", "-d", "256", "-H", "4", "--length", "4096", "--rounds", "1", "--plot", str(plot)]) == 0
-    )
+    assert run(["bench", "memory", "-d", "64", "-H", "2", "--length", "256", "--rounds", "1", "--plot", str(plot)]) == 0
+    found = last_line(capsys)
+    assert found["length"]["x"] == [128, 256]
+    assert found["depth"]["peak_bytes"][1] > found["depth"]["peak_bytes"][0]
+    assert plot.stat().st_size > 1000
+
+
+@pytest.mark.slow
+def test_memory_of_a_layer_grows_linearly(capsys):
+    assert run(["bench", "memory", "-d", "256", "-H", "4", "--length", "4096", "--rounds", "1"]) == 0
     found = last_line(capsys)
     assert found["length"]["x"] == [128, 256, 512, 1024, 2048, 4096]
     assert found["memory_slope_from_1024"] < 1.1
-    assert found["depth"]["peak_bytes"][1] > found["depth"]["peak_bytes"][0]
-    assert plot.stat().st_size > 1000
+
+
+def test_slope():
     assert slope([1, 10], [1, 100]) == pytest.approx(2)
     assert slope([1], [1]) is None
 

@@ -108,11 +108,12 @@ def test_one_that_cannot_write_stops_all_and_leaves_nothing(tmp_path, monkeypatc
 def test_one_that_dies_in_the_middle_of_a_save_leaves_the_earlier_checkpoint(tmp_path, monkeypatch):
     """The others have written their files by then; what is staged is no checkpoint."""
     save_together(tmp_path, 3, 1, tensors([6]))
-    write, staged = checkpoint._write_tensors, []
+    write, staged, written = checkpoint._write_tensors, [], threading.Barrier(3)
 
     def die(path, named):
         entry = write(path, named)
         staged.append(path.parent)
+        written.wait(60)
         if "-00003-of" in path.name:
             raise KeyboardInterrupt  # no UserError: nobody is told
         return entry
