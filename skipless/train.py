@@ -14,7 +14,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import ExitStack, contextmanager
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from pathlib import Path
 from types import FrameType
 from typing import Any
@@ -224,7 +224,7 @@ class Trainer:
             seed(train.seed % 2**32)
         self.model = group.build(lambda: MODELS[self.cfg.task](self.cfg.model), self.device)
         self.model.tokenizer = self.corpus.tokenizer
-        self.state = State()
+        self.state, self.begun = State(), State()
         self.rng = rng_state() if group.leads else self._own_rng()
         self._compile()
         most = group.share(train.batch_size)[2]
@@ -305,12 +305,15 @@ class Trainer:
         return self.progress() >= 1
 
     def seconds_left(self) -> float:
-        """An estimate from the time of the steps so far."""
-        train, state = self.cfg.train, self.state
+        """An estimate from the time of this session's steps: the machine may have been busier before."""
+        train, state, begun = self.cfg.train, self.state, self.begun
         if train.minutes is not None:
             return max(60 * train.minutes - state.seconds, 0.0)
-        spent = state.step / train.steps if train.steps else state.tokens / (train.tokens or 1)
-        return state.seconds * (1 / spent - 1) if spent else float("nan")
+        if train.steps:
+            done, left = state.step - begun.step, train.steps - state.step
+        else:
+            done, left = state.tokens - begun.tokens, (train.tokens or 0) - state.tokens
+        return (state.seconds - begun.seconds) * left / done if done else float("nan")
 
     # -------------------------------------------------------------------------- step
 
@@ -486,6 +489,7 @@ class Trainer:
         if checkpoint.state["scaler"]:
             self.scaler.load_state_dict(checkpoint.state["scaler"])
         self.state = State(**checkpoint.state["state"])
+        self.begun = replace(self.state)
         known = [checkpoint.state["rng"], *checkpoint.state.get("rng_of_others", ())]
         self.rng = known[self.group.rank] if self.group.rank < len(known) else self._own_rng()
 

@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -11,6 +12,8 @@ import typer
 
 from skipless.cli.frame import STOPPED, CacheOption, JsonOption, SetOption, app
 from skipless.errors import UserError
+
+NOTES = "notes.yaml"
 
 
 @app.command()
@@ -27,7 +30,12 @@ def reproduce(
     runs: Annotated[Path, typer.Option("--runs", help="Folder of the runs; those that are there are reused.")] = Path(
         "runs"
     ),
-    out: Annotated[Path, typer.Option(help="Folder of the page, the plots and their CSV.")] = Path("results"),
+    out: Annotated[
+        Path,
+        typer.Option(
+            help="Folder of the page, the plots and their CSV; what its notes.yaml says of an id is shown with it."
+        ),
+    ] = Path("results"),
     rates: Annotated[Path | None, typer.Option(help="Tuned values, as `skipless sweep` writes them.")] = None,
     source: Annotated[
         str | None,
@@ -108,7 +116,7 @@ def _reproduce(
 
     begun = time.monotonic()
     runs, out, cache_dir = folders
-    experiments = choose(ids)
+    experiments, notes = choose(ids), read_notes(out)
     display.pyplot()  # what draws the plots should be missing now rather than in an hour
     tasks = plan(experiments, scale, seeds, Shelf(runs), speed_of(scale))
     view = ReproduceView(Console(stderr=as_json))
@@ -119,6 +127,7 @@ def _reproduce(
         view.close()
     shelf = Shelf(runs)
     findings = [judge(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
+    findings = [replace(one, note=str(notes.get(one.id, ""))) for one in findings]
     left = [task.run.name for task in tasks if task.run.name not in progress.finished]
     if as_json:
         content = {"findings": [as_dict(one) for one in findings], "failed": progress.failed, "left": left}
@@ -132,16 +141,26 @@ def _reproduce(
         raise typer.Exit(STOPPED)
 
 
+def read_notes(out: Path) -> dict[str, Any]:
+    """Sentences of analysis that somebody has put beside the results: `notes.yaml`, experiment → text."""
+    from skipless.config import load_yaml
+
+    path = out / NOTES
+    return load_yaml(path) if path.exists() else {}
+
+
 def write_results(findings: Any, out: Path) -> Path:
-    """The page of all findings, and the plots of each in a folder of its own."""
-    from skipless.experiments.page import write_page
+    """The page of all findings, the same as Markdown, and the plots of each in a folder of its own."""
+    from skipless.experiments.page import write_page, write_summary
     from skipless.experiments.plots import save_plots
 
     out.mkdir(parents=True, exist_ok=True)
     for finding in findings:
         save_plots(finding, out / finding.id)
     every = {run.folder: run for finding in findings for run in finding.runs}
-    return write_page(findings, list(every.values()), out / "report.html")
+    page = write_page(findings, list(every.values()), out / "report.html")
+    write_summary(findings, page)
+    return page
 
 
 @app.command()

@@ -1,4 +1,4 @@
-"""Findings and runs as one HTML file that needs nothing else: no network, no other file, no package.
+"""Findings and runs as one HTML file that needs nothing else: no network, no other file, no package; and as Markdown.
 
 Every text goes through Jinja's escaping, the numbers of the plots travel as JSON, and the page's own policy lets no
 script run but the one it was written with: a run's name or a sample cannot become part of the page.
@@ -121,10 +121,28 @@ def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path) -> 
     return path
 
 
-def _environment() -> Environment:
+def write_summary(findings: Sequence[Finding], page: Path) -> Path:
+    """The verdicts, the figures and where they come from, as Markdown beside the page, for who reads a repository."""
+    text = (
+        _environment(escape=False)
+        .get_template("summary.md.j2")
+        .render(
+            title="The paper’s claims, run again",
+            subtitle=_subtitle(findings, findings),
+            tally=_tally(findings),
+            marks=MARKS,
+            page=quote(page.name),
+            sections=[_section(finding, page, []) for finding in findings],
+        )
+    )
+    write_bytes(page.with_suffix(".md"), text.encode(errors="replace"))
+    return page.with_suffix(".md")
+
+
+def _environment(escape: bool = True) -> Environment:
     loader = PackageLoader("skipless.experiments", "templates")
-    environment = Environment(loader=loader, autoescape=True, undefined=StrictUndefined)
-    environment.filters |= {"short": _short, "size": number, "clock": clock, "fixed": _fixed}
+    environment = Environment(loader=loader, autoescape=escape, undefined=StrictUndefined)
+    environment.filters |= {"short": _short, "size": number, "clock": clock, "fixed": _fixed, "cell": _cell}
     return environment
 
 
@@ -143,6 +161,11 @@ def _short(value: Any) -> str:
     if not is_number(value):
         return "–"
     return f"{value:,.0f}" if abs(value) >= 1e4 else f"{value:,.5g}"
+
+
+def _cell(text: str) -> str:
+    """A text in a table of Markdown."""
+    return text.replace("|", "\\|")
 
 
 def _fixed(value: float | None, digits: int) -> str:

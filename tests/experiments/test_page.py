@@ -15,7 +15,15 @@ import pytest
 from skipless.cli import run as skipless
 from skipless.errors import UserError
 from skipless.experiments.outcome import Plot, Series
-from skipless.experiments.page import MAX_POINTS, compare, files_folder, plot_data, side_by_side, write_page
+from skipless.experiments.page import (
+    MAX_POINTS,
+    compare,
+    files_folder,
+    plot_data,
+    side_by_side,
+    write_page,
+    write_summary,
+)
 from skipless.experiments.plots import save_plots, styles
 from skipless.experiments.recipes import laptop
 from skipless.train import train
@@ -126,6 +134,24 @@ def whole(made, tmp_path_factory):
     first = finding(*side.plots[:4], runs=made, note="A sentence of analysis.")
     save_plots(finding(*side.plots[2:4]), files_folder(path, first))
     return write_page([first, finding(plot(line("x")), id="fig2", title="Another")], [*made, *others], path)
+
+
+def test_the_summary_says_it_in_markdown(made, tmp_path):
+    page, side = tmp_path / "report.html", side_by_side(made)
+    first = finding(*side.plots[:2], runs=made, note="A sentence of analysis.", command="skipless reproduce fig5")
+    save_plots(first, files_folder(page, first))
+    text = write_summary([first], page).read_text()
+    assert (tmp_path / "report.md").exists()
+    assert "1 holds, 1 does not hold, 1 not decidable." in text
+    rows = [line for line in text.splitlines() if line.startswith(("| ✓", "| ✕", "| ≈"))]
+    assert [row.count(" | ") for row in rows] == [3, 3, 3]
+    assert "5.1% ± 0.4%" in rows[1]
+    for part in ("A sentence of analysis.", "skipless reproduce fig5", "seeds: 0, 1, 2", "[The page](report.html)"):
+        assert part in text
+    pictures = re.findall(r"!\[.*\]\((.*)\)", text)
+    assert len(pictures) == 2
+    assert all((tmp_path / picture).stat().st_size > 1000 for picture in pictures)
+    assert "| last values |" in text
 
 
 def test_the_page_says_what_was_found(whole, visit):

@@ -162,6 +162,20 @@ def test_a_spent_budget_is_an_end_with_verdicts(tmp_path, small, capsys, monkeyp
     assert not list(tmp_path.glob("*/config.json"))
 
 
+def test_what_was_noted_beside_the_results_is_shown_with_them(tmp_path, small, capsys):
+    arguments = ["reproduce", "fig2", *small(), "--runs", str(tmp_path / "runs"), "--budget", "0"]
+    (tmp_path / "notes.yaml").write_text("fig2: It was too short.\nfig3: Not asked for.\n")
+    assert skipless([*arguments, "--out", str(tmp_path)]) == 0
+    for name in ("report.html", "report.md"):
+        text = (tmp_path / name).read_text()
+        assert "It was too short." in text
+        assert "Not asked for." not in text
+    capsys.readouterr()
+    (tmp_path / "notes.yaml").write_text("- a list")
+    assert skipless([*arguments, "--out", str(tmp_path)]) == 2
+    assert "notes.yaml' must hold keys and values" in capsys.readouterr().err
+
+
 # ---------------------------------------------------------------------------- what it is made of
 
 

@@ -1,5 +1,6 @@
 """A training that is killed at any instant goes on bit for bit, and one that is asked to stop saves and says so."""
 
+import math
 import os
 import random
 import shutil
@@ -160,6 +161,22 @@ def test_all_generators_of_a_checkpoint_start_from_the_seed(source, cache_dir):
             seed(number)
         found.append(Trainer(fit_vocabulary(cfg, corpus), corpus).description()["rng"])
     assert found[0] == found[1]
+
+
+def test_the_time_left_is_from_the_steps_of_this_session(source, cache_dir, tmp_path):
+    """Before it, the machine may have been busy."""
+    cfg = tiny(source, {"train.steps": 8})
+    corpus = prepare(cfg.data, cache_dir=cache_dir)
+    trainer = Trainer(fit_vocabulary(cfg, corpus), corpus)
+    assert math.isnan(trainer.seconds_left())
+    trainer.state.step, trainer.state.seconds = 4, 4000.0
+    assert trainer.seconds_left() == 4000.0
+    Checkpoints(tmp_path).save(4, trainer.tensors(), trainer.description())
+    again = Trainer(fit_vocabulary(cfg, corpus), corpus)
+    again.restore(Checkpoints(tmp_path).latest_valid()[0])
+    assert math.isnan(again.seconds_left())
+    again.state.step, again.state.seconds = 6, 4001.0
+    assert again.seconds_left() == 1.0
 
 
 def test_the_references_exercise_what_they_are_to_show(variant):
