@@ -197,8 +197,8 @@ class Claim:
     above: float = -math.inf
     below: float = math.inf
     one_seed: float = ONE_SEED
-    percent: bool = True
-    """Whether the quantity is shown in per cent."""
+    form: str = "+.1%"
+    """How the quantity is written."""
     show: Callable[[History], float] | None = None
     """What is shown of each label beside the quantity."""
 
@@ -236,7 +236,7 @@ class Claim:
         return f"{parts + ': ' if parts else ''}{mean} [{low}, {high}] ({over}); holds {' and '.join(bounds)}"
 
     def _figure(self, value: float) -> str:
-        return f"{100 * value:+.1f}%" if self.percent else f"{value:.3g}"
+        return f"{value:{self.form}}"
 
 
 def valid_loss(history: History) -> float:

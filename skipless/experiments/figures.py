@@ -42,6 +42,9 @@ NEARLY_ALL = 0.9
 SMALL_RATIO = 0.05
 """The paper's threshold on β/α."""
 
+SHARE, NUMBER = ".0%", ".3g"
+"""How a quantity is written that is not the difference between two blocks."""
+
 Configs = dict[str, RunConfig]
 
 
@@ -233,7 +236,7 @@ def small_share(label: str) -> Callable[[Mapping[str, History]], float]:
 def shrinks(label: str, paper: str, least: float = NEARLY_ALL) -> Claim:
     """The claim that β/α goes to 0 in most maps."""
     text = f"{label}: β/α of V and P ends below {SMALL_RATIO} in at least {least:.0%} of the maps"
-    return Claim(text, paper, (label,), small_share(label), above=least - 1e-9, one_seed=0.05)
+    return Claim(text, paper, (label,), small_share(label), above=least - 1e-9, one_seed=0.05, form=SHARE)
 
 
 @experiment(
@@ -265,6 +268,7 @@ def _fig4(scale: Scale) -> list[Claim]:
             fallen,
             above=NEARLY_ALL - 1e-9,
             one_seed=0.05,
+            form=SHARE,
         ),
         shrinks("sas-gains", "only one ratio is above 0.05 at the end"),
         Claim(
@@ -274,7 +278,7 @@ def _fig4(scale: Scale) -> list[Claim]:
             first_value_lead,
             above=0,
             one_seed=0.01,
-            percent=False,
+            form=NUMBER,
         ),
         compare(
             "trained V and P end higher than identity V and P",
@@ -470,7 +474,7 @@ def _tab1(scale: Scale) -> list[Claim]:
                 lambda seed, block=block: glue_mean(seed[block]) - glue_mean(seed["pre-ln"]),
                 above=-1.5,
                 one_seed=1.0,
-                percent=False,
+                form=NUMBER,
                 show=glue_mean,
             )
             for block, paper in scores.items()
@@ -523,7 +527,7 @@ def _tab2(scale: Scale) -> list[Claim]:
             worst_task(block, "pre-ln"),
             above=-4,
             one_seed=2.0,
-            percent=False,
+            form=NUMBER,
         )
         for block, paper in papers.items()
     ]
@@ -754,6 +758,7 @@ def _gains(scale: Scale) -> list[Claim]:
             least_gain(part),
             above=0.1,
             one_seed=0.05,
+            form=SHARE,
         )
         for part, title in GAINS.items()
     ]
@@ -772,7 +777,7 @@ def _gains(scale: Scale) -> list[Claim]:
             mean_ratio,
             above=0.2,
             one_seed=0.02,
-            percent=False,
+            form=NUMBER,
         ),
     ]
 
