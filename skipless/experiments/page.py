@@ -43,6 +43,8 @@ from skipless.experiments.plots import (
 from skipless.experiments.report import pool_seeds, summarise
 from skipless.runs import Run
 
+TITLE = "The paper’s claims, run again"
+
 MAX_POINTS = 400
 """Points of a line in the page; the CSV has all."""
 
@@ -103,7 +105,7 @@ def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path) -> 
         _environment()
         .get_template("page.html.j2")
         .render(
-            title="The paper’s claims, run again" if findings else "Runs side by side",
+            title=TITLE if findings else "Runs side by side",
             subtitle=_subtitle(findings, everything),
             version=version("skipless"),
             tally=_tally(findings),
@@ -127,7 +129,7 @@ def write_summary(findings: Sequence[Finding], page: Path) -> Path:
         _environment(escape=False)
         .get_template("summary.md.j2")
         .render(
-            title="The paper’s claims, run again",
+            title=TITLE,
             subtitle=_subtitle(findings, findings),
             tally=_tally(findings),
             marks=MARKS,
