@@ -15,7 +15,7 @@ import math
 import statistics
 import time
 import zlib
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Iterable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from functools import cached_property
 from pathlib import Path
@@ -41,6 +41,9 @@ from skipless.train import Interrupted, Signals
 
 POOL = 32
 """Batches whose rows are sorted by length together, so that little of a batch is padding."""
+
+AVERAGE = "GLUE"
+"""Column of the average, as the paper's table calls it."""
 
 SHOWN_ROWS = 20
 """Rows that a report of non-finite activations names."""
@@ -201,11 +204,11 @@ class Fit:
         state.seconds += time.perf_counter() - start
         return int(self.lengths[rows].sum())
 
-    def _loss(self, rows: np.ndarray) -> Tensor:
+    def _loss(self, rows: np.ndarray, *, training: bool = True) -> Tensor:
         labels = torch.from_numpy(self.train.labels[rows])
         if self.task.is_regression:
             labels = (labels - self.centre) / self.spread
-        self.model.train(not self.cfg.head_only)  # an encoder that stays as it is has no dropout
+        self.model.train(training and not self.cfg.head_only)  # an encoder that stays as it is has no dropout
         with self.autocast():
             return self.model.loss(*self._inputs(self.train, rows, labels))
 
@@ -238,8 +241,24 @@ class Fit:
         if not math.isfinite(loss):
             raise Unstable(self._report(f"the loss is {loss}", self.train, rows))
         if not math.isfinite(norm):
-            bad = next((n for p, n in self.names.items() if p.grad is not None and not p.grad.isfinite().all()), "")
-            raise Unstable(self._report(f"the gradient's norm is {norm} ({bad})", self.train, rows))
+            where = self._steepest_parameter()
+            raise Unstable(self._report(f"the gradient's norm is {norm}, first in {where}", self.train, rows))
+
+    def _steepest_parameter(self) -> str:
+        """Where a gradient stopped being finite: the last in the model, as they come from its end; else the largest."""
+        sizes = {name: p.grad.abs().max().item() for p, name in self.names.items() if p.grad is not None}
+        broken = [name for name, size in sizes.items() if not math.isfinite(size)]
+        return broken[-1] if broken else max(sizes, key=sizes.__getitem__)
+
+    def _steepest_rows(self, rows: np.ndarray) -> np.ndarray:
+        """The rows of a batch, those with the largest gradients without dropout first."""
+        sizes = []
+        for row in rows:
+            self.optimizer.zero_grad(set_to_none=True)
+            self._loss(np.array([row]), training=False).backward()
+            size = torch.nn.utils.get_total_norm([p.grad for p in self.names if p.grad is not None]).item()
+            sizes.append(size if math.isfinite(size) else math.inf)
+        return rows[np.argsort(sizes, kind="stable")[::-1]]
 
     def _report(self, what: str, rows: Rows, batch: np.ndarray | None = None) -> dict[str, Any]:
         """What was not finite, in which layer first, and for which rows of the file."""
@@ -252,8 +271,8 @@ class Fit:
             detail = f"{len(found)} of {len(rows.ids)} rows of {where} are not finite without dropout, first in {first}"
             report |= {"first_in": first, "count": len(found), "rows": lines[:SHOWN_ROWS]}
         else:
-            lines = rows.lines(batch)
-            detail = f"without dropout every row of {where} is finite; the batch at hand"
+            lines = rows.lines(self._steepest_rows(batch))
+            detail = f"without dropout every row of {where} is finite; the batch, largest gradients first"
             report |= {"first_in": None, "count": 0, "rows": lines[:SHOWN_ROWS]}
         shown = ", ".join(map(str, lines[:SHOWN_ROWS])) + (", …" if len(lines) > SHOWN_ROWS else "")
         message = f"{self.task.name}, seed {self.seed}, step {self.state.step + 1}: {what}; {detail} (rows {shown})"
@@ -325,6 +344,11 @@ def variant(cfg: FinetuneConfig) -> str:
     return "glue" + "-from-scratch" * cfg.from_scratch + "-head-only" * cfg.head_only
 
 
+def has_outcome(content: Mapping[str, Any], task: Task, seed: int) -> bool:
+    """Whether results tell how a task with a seed ended, well or badly."""
+    return any(str(seed) in content[kind].get(task.name, {}) for kind in ("fits", "failures"))
+
+
 @dataclass
 class Results:
     """The file of results: what is finished, with which settings."""
@@ -365,7 +389,7 @@ class Results:
 
     def finished(self, task: Task, seed: int) -> bool:
         """Whether there is an outcome, good or bad."""
-        return any(str(seed) in self.content[kind].get(task.name, {}) for kind in ("fits", "failures"))
+        return has_outcome(self.content, task, seed)
 
     def add(self, fit: Fit, scores: dict[str, dict[str, float]]) -> None:
         """Note the metrics of each column."""
@@ -386,30 +410,34 @@ class Results:
 
 
 def summarise(content: dict[str, Any]) -> dict[str, Any]:
-    """The results with mean and deviation of each column's score, and of the average, as the paper's table has them.
-
-    A score is 100 times the mean of a column's metrics. The average is over columns, so MNLI counts twice, as in the
-    paper: its 78.9 for Pre-LN comes out only so. Seeds that lack a column are left out of it.
-    """
-    tasks = {column: content["tasks"][column] for column in COLUMNS if column in content["tasks"]}
-    scores = {column: {seed: score(m) for seed, m in one["seeds"].items()} for column, one in tasks.items()}
+    """The results with mean and deviation of each column's score, and of the average, as the paper's table has them."""
+    found = scores(content)
+    averages = found.pop(AVERAGE)
     filled = {
-        column: {"seeds": tasks[column]["seeds"], **_spread("score_", list(found.values()))}
-        for column, found in scores.items()
+        column: {"seeds": content["tasks"][column]["seeds"], **_spread("score_", list(of_seeds.values()))}
+        for column, of_seeds in found.items()
     }
-    failed = any(content["failures"].values())
-    seeds = [] if failed else [seed for seed in _seeds(scores) if all(seed in found for found in scores.values())]
-    averages = [statistics.fmean(found[seed] for found in scores.values()) for seed in seeds]
-    return {**content, "tasks": filled, **_spread("", averages)}
+    return {**content, "tasks": filled, **_spread("", list(averages.values()))}
+
+
+def scores(content: Mapping[str, Any]) -> dict[str, dict[str, float]]:
+    """Seed → score of each column, and of their average where nothing has failed.
+
+    The average is over columns, so MNLI counts twice, as in the paper: its 78.9 for Pre-LN comes out only so. Seeds
+    that lack a column are left out of it.
+    """
+    tasks = {column: content["tasks"][column]["seeds"] for column in COLUMNS if column in content["tasks"]}
+    columns = {column: {seed: score(metrics) for seed, metrics in seeds.items()} for column, seeds in tasks.items()}
+    complete = set.intersection(*map(set, columns.values())) if columns else set()
+    if any(content["failures"].values()):
+        complete = set()
+    averages = {seed: statistics.fmean(of[seed] for of in columns.values()) for seed in sorted(complete, key=int)}
+    return {AVERAGE: averages, **columns}
 
 
 def score(metrics: dict[str, float]) -> float:
     """100 times the mean of a task's metrics."""
     return 100 * statistics.fmean(metrics.values())
-
-
-def _seeds(scores: dict[str, dict[str, float]]) -> list[str]:
-    return sorted({seed for found in scores.values() for seed in found}, key=int)
 
 
 def _spread(prefix: str, values: list[float]) -> dict[str, float | None]:

@@ -120,20 +120,20 @@ class ReproduceView(Watcher):
 
     def started(self, task: Task, progress: AllRuns) -> None:
         """A run begins or goes on."""
-        share = progress.running.get(task.run.name, 0.0)
-        self._say(f"{task.run.name}: {f'goes on from {share:.0%}' if share else 'begins'}")
+        share = progress.running.get(task.name, 0.0)
+        self._say(f"{task.name}: {f'goes on from {share:.0%}' if share else 'begins'}")
 
     def finished(self, task: Task, progress: AllRuns) -> None:
         """A run is finished."""
-        self._say(f"{task.run.name}: finished ({self._line(progress)})")
+        self._say(f"{task.name}: finished ({self._line(progress)})")
 
     def failed(self, task: Task, reason: str, progress: AllRuns) -> None:
         """A run has stopped by itself."""
-        self._say(f"{task.run.name}: FAILED: {reason}")
+        self._say(f"{task.name}: FAILED: {reason}")
 
     def waiting(self, task: Task, progress: AllRuns) -> None:
         """A run is being trained by another process."""
-        self._say(f"{task.run.name}: another process is at it")
+        self._say(f"{task.name}: another process is at it")
 
     def tick(self, progress: AllRuns) -> None:
         """Time has passed."""

@@ -41,6 +41,10 @@ def reproduce(
         str | None,
         typer.Option(help="Text for every run: python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field."),
     ] = None,
+    glue_dir: Annotated[
+        str | None,
+        typer.Option(help="Fine-tune the encoders of tab1 and tab2 on GLUE as well, as `skipless finetune` does."),
+    ] = None,
     settings: SetOption = None,
     cache_dir: CacheOption = None,
     list_only: Annotated[
@@ -62,6 +66,8 @@ def reproduce(
 
     - `skipless reproduce languini --source 'jsonl:books.jsonl.zst#text' --budget 60`
 
+    - `skipless reproduce fig7 tab1 tab2 --source 'jsonl:wiki.jsonl.zst#text' --glue-dir glue --jobs 2`
+
     - `skipless reproduce all --scale paper --seeds 3`
     """
     from skipless.experiments.recipes import Scale, load_rates
@@ -73,9 +79,10 @@ def reproduce(
         _list(ids or ["all"], where, as_json=as_json)
         return
     given = [*(("--rates", str(rates)) if rates else ()), *(("--source", source) if source else ())]
+    given += ["--glue-dir", glue_dir] if glue_dir else []
     given += [word for setting in settings or [] for word in ("--set", setting)]
     again = shlex.join(["--scale", scale, "--seeds", str(seeds), *given])
-    _reproduce(ids or [], where, seeds, budget, jobs, (runs, out, cache_dir), again, as_json=as_json)
+    _reproduce(ids or [], where, seeds, budget, jobs, (runs, out, cache_dir, glue_dir), again, as_json=as_json)
 
 
 def _changes(source: str | None, settings: list[str] | None) -> dict[str, Any]:
@@ -101,7 +108,7 @@ def _reproduce(
     seeds: int,
     budget: float | None,
     jobs: int,
-    folders: tuple[Path, Path, Path | None],
+    folders: tuple[Path, Path, Path | None, str | None],
     again: str,
     *,
     as_json: bool,
@@ -110,34 +117,51 @@ def _reproduce(
 
     from skipless import display
     from skipless.experiments.figures import judge
-    from skipless.experiments.reproduce import Pool, as_dict, choose, plan, speed_of
+    from skipless.experiments.reproduce import (
+        Pool,
+        as_dict,
+        check_glue,
+        choose,
+        plan,
+        plan_fine_tunings,
+        speed_of,
+    )
     from skipless.experiments.shelf import Shelf
     from skipless.progress import ReproduceView
 
     begun = time.monotonic()
-    runs, out, cache_dir = folders
+    runs, out, cache_dir, glue_dir = folders
     experiments, notes = choose(ids), read_notes(out)
     display.pyplot()  # what draws the plots should be missing now rather than in an hour
+    if glue_dir:
+        check_glue(glue_dir, experiments, scale)  # the same for a file of GLUE
     tasks = plan(experiments, scale, seeds, Shelf(runs), speed_of(scale))
     view = ReproduceView(Console(stderr=as_json))
     deadline = None if budget is None else begun + 60 * budget
+    pool = Pool(jobs, cache_dir, deadline, view)
     try:
-        progress = Pool(jobs, cache_dir, deadline, view).run(tasks)
+        done = [pool.run(tasks)]
+        if glue_dir:
+            tuning = plan_fine_tunings(experiments, scale, seeds, Shelf(runs), glue_dir)
+            done.append(pool.run(tuning))
+            tasks += tuning
     finally:
         view.close()
     shelf = Shelf(runs)
     findings = [judge(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
     findings = [replace(one, note=str(notes.get(one.id, ""))) for one in findings]
-    left = [task.run.name for task in tasks if task.run.name not in progress.finished]
+    finished = {name for progress in done for name in progress.finished}
+    failed = {name: reason for progress in done for name, reason in progress.failed.items()}
+    left = [task.name for task in tasks if task.name not in finished]
     if as_json:
-        content = {"findings": [as_dict(one) for one in findings], "failed": progress.failed, "left": left}
+        content = {"findings": [as_dict(one) for one in findings], "failed": failed, "left": left}
         print(json.dumps(content, allow_nan=False))
     else:
         display.show_findings(findings)
-        display.show_left(left, progress.failed)
+        display.show_left(left, failed)
     page = write_results(findings, out)
     print(f"page: {page}", file=sys.stderr if as_json else sys.stdout)
-    if progress.failed:
+    if failed:
         raise typer.Exit(STOPPED)
 
 

@@ -38,13 +38,15 @@ class History:
     run: Run | None = None
     glue: Mapping[str, Any] | None = None
     """The content of glue.json, where the model was fine-tuned."""
+    scratch: Mapping[str, Any] | None = None
+    """That of glue-from-scratch.json, where a random encoder was."""
 
     @classmethod
     def read(cls, run: Run) -> "History":
         """The history in a run's folder."""
-        path = run.folder / "glue.json"
-        glue = json.loads(path.read_text(encoding="utf-8")) if path.exists() else None
-        return cls(run.config(), tuple(run.metrics()), run, glue)
+        paths = [run.folder / f"{name}.json" for name in ("glue", "glue-from-scratch")]
+        glue, scratch = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths)
+        return cls(run.config(), tuple(run.metrics()), run, glue, scratch)
 
     def having(self, key: str) -> list[Mapping[str, Any]]:
         """The records in which something was measured."""
@@ -201,6 +203,8 @@ class Claim:
     """How the quantity is written."""
     show: Callable[[History], float] | None = None
     """What is shown of each label beside the quantity."""
+    seed: str = "seed"
+    """What the seeds are called."""
 
     def judge(self, evidence: Evidence) -> Verdict:
         """The verdict on the seeds for which every label has finished."""
@@ -230,9 +234,10 @@ class Claim:
         mean, low, high = (self._figure(value) for value in found)
         parts = ", ".join(f"{label} {value:.4g}" for label, value in shown.items())
         bounds = [f"{name} {self._figure(bound)}" for name, bound in self._bounds().items() if math.isfinite(bound)]
-        over = f"90% interval over seeds {', '.join(map(str, seeds))}"
+        over = f"90% interval over {self.seed}s {', '.join(map(str, seeds))}"
         if len(seeds) == 1:
-            over = f"one seed, so its spread is unknown and ±{self._figure(self.one_seed).lstrip('+')} is assumed"
+            assumed = self._figure(self.one_seed).lstrip("+")
+            over = f"one {self.seed}, so its spread is unknown and ±{assumed} is assumed"
         return f"{parts + ': ' if parts else ''}{mean} [{low}, {high}] ({over}); holds {' and '.join(bounds)}"
 
     def _figure(self, value: float) -> str:
@@ -368,11 +373,16 @@ def ratio_plot(evidence: Evidence, label: str, key: str, title: str) -> Plot:
     return Plot(key, title, "β / α", {"steps": "steps"}, tuple(series))
 
 
-def bar_plot(key: str, title: str, label: str, bars: Mapping[str, Sequence[float]]) -> Plot:
-    """A bar for each name: mean, and standard deviation, of its values."""
-    bars = {name: values for name, values in bars.items() if values}
+def bar_series(name: str, axis: str, bars: Mapping[str, Sequence[float]]) -> Series:
+    """A bar for each place along an axis of words that has values: their mean, and standard deviation."""
+    bars = {place: values for place, values in bars.items() if values}
     y = tuple(statistics.fmean(values) for values in bars.values())
     several = any(len(values) > 1 for values in bars.values())
-    sd = tuple(statistics.stdev(values) if len(values) > 1 else 0.0 for values in bars.values())
-    series = (Series(label, {"block": tuple(bars)}, y, sd if several else None),) if bars else ()
-    return Plot(key, title, label, {"block": "block"}, series, kind="bars")
+    sd = tuple(statistics.stdev(values) if len(values) > 1 else math.nan for values in bars.values())
+    return Series(name, {axis: tuple(bars)}, y, sd if several else None)
+
+
+def bar_plot(key: str, title: str, label: str, bars: Mapping[str, Sequence[float]]) -> Plot:
+    """A bar for each block: mean, and standard deviation, of its values."""
+    series = bar_series(label, "block", bars)
+    return Plot(key, title, label, {"block": "block"}, (series,) if series.y else (), kind="bars")

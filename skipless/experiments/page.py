@@ -14,7 +14,7 @@ from dataclasses import asdict, dataclass, field
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import Path, PurePath
-from typing import Any
+from typing import Any, NamedTuple
 from urllib.parse import quote
 
 from jinja2 import Environment, PackageLoader, StrictUndefined
@@ -193,16 +193,25 @@ def _count(count: int, what: str) -> str:
 # ------------------------------------------------------------------------------ sections
 
 
+class Cell(NamedTuple):
+    """A cell of a table."""
+
+    value: Any
+    """What it is sorted by."""
+    text: str
+
+
 @dataclass(frozen=True)
 class Figure:
     """What the template says of a plot: its files, and its values as a table."""
 
     number: int
     plot: Plot
-    axis_label: str
     files: dict[str, str]
     rows_title: str
-    rows: list[dict[str, Any]]
+    columns: list[str]
+    rows: list[tuple[str, list[Cell]]]
+    """Name, and what stands in each column."""
 
 
 @dataclass(frozen=True)
@@ -308,25 +317,51 @@ def _distinct(values: Any) -> list[str]:
 def _figure(plot: Plot, position: int, page: Path, folder: Path) -> Figure:
     axis = next(iter(plot.axes), "")
     saved = {kind: folder / f"{plot.key}.{kind.lower()}" for kind in ("PNG", "SVG", "CSV")}
-    whole = plot.kind != "line"
+    columns, rows = _crossed(plot, axis) or _listed_values(plot, axis)
     return Figure(
         number=position,
         plot=plot,
-        axis_label=plot.axes.get(axis, ""),
         files={kind: quote(file.relative_to(page.parent).as_posix()) for kind, file in saved.items() if file.exists()},
-        rows_title="values" if whole else "last values",
-        rows=[row for series in plot.series for row in _rows(series, axis, whole)],
+        rows_title="values" if plot.kind != "line" else "last values",
+        columns=columns,
+        rows=rows,
     )
 
 
-def _rows(series: Series, axis: str, whole: bool) -> list[dict[str, Any]]:
-    spread = series.sd or (None,) * len(series.y)
-    rows = [
-        {"name": series.name, "x": x, "y": y, "sd": sd if is_number(sd) else None}
-        for x, y, sd in zip(places(series, axis), series.y, spread, strict=True)
-        if is_number(y)
-    ]
-    return (rows if whole else rows[-1:]) or [{"name": series.name, "x": None, "y": None, "sd": None}]
+Table = tuple[list[str], list[tuple[str, list[Cell]]]]
+"""Columns and rows."""
+
+
+def _listed_values(plot: Plot, axis: str) -> Table:
+    """A row for each point, or for the last one of each line."""
+    rows = []
+    for series in plot.series:
+        spread = series.sd or (None,) * len(series.y)
+        points = [point for point in zip(places(series, axis), series.y, spread, strict=True) if is_number(point[1])]
+        shown = (points if plot.kind != "line" else points[-1:]) or [(None, None, None)]
+        rows += [(series.name, [Cell(part, _short(part)) for part in point]) for point in shown]
+    return [plot.axes.get(axis, "") or "at", plot.y_label, "± sd"], rows
+
+
+def _crossed(plot: Plot, axis: str) -> Table | None:
+    """Bars that stand side by side as a table of series and places; None for others."""
+    names = categories(plot, axis) or []
+    if plot.kind != "bars" or not any(len(series.y) > 1 for series in plot.series) or len(plot.series) == 1:
+        return None
+    rows = []
+    for series in plot.series:
+        spread = series.sd or (None,) * len(series.y)
+        found = {label(x): (y, sd) for x, y, sd in zip(places(series, axis), series.y, spread, strict=True) if x}
+        rows.append((series.name, [Cell(found.get(name, (None,))[0], _pair(*found.get(name, ()))) for name in names]))
+    return names, rows
+
+
+def _pair(mean: float | None = None, sd: float | None = None) -> str:
+    """Three digits of a mean, and as many places of its deviation."""
+    if not is_number(mean):
+        return "–"
+    digits = max(0, 2 - math.floor(math.log10(abs(mean)))) if mean else 1
+    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if is_number(sd) else "")
 
 
 def plot_data(plot: Plot, look: Sequence[Style], position: int) -> dict[str, Any]:

@@ -2,9 +2,10 @@
 
 A run is found by its configuration, so experiments share runs, and what is finished is never done again. Each run is
 trained by a child process, `skipless train`, which takes the lock of the run's folder: several of these engines, on
-one machine or on several with a common file system, share the work.
+one machine or on several with a common file system, share the work. `skipless finetune` does the same for encoders.
 """
 
+import json
 import os
 import signal
 import subprocess
@@ -21,12 +22,14 @@ from typing import IO, Any
 import torch
 
 from skipless.atomic import IN_USE, is_locked, make_folder, write_json
-from skipless.config import ModelConfig, RunConfig
-from skipless.errors import unknown
+from skipless.config import FinetuneConfig, ModelConfig, RunConfig
+from skipless.data.glue import parse_tasks, read_task
+from skipless.errors import UserError, unknown
 from skipless.experiments.figures import EXPERIMENTS, Experiment
 from skipless.experiments.outcome import Finding
-from skipless.experiments.recipes import Scale
-from skipless.experiments.shelf import Shelf, run_key, state, with_seed
+from skipless.experiments.recipes import PROTOCOLS, Protocol, Scale
+from skipless.experiments.shelf import Shelf, State, run_key, state, with_seed
+from skipless.finetune import has_outcome, variant
 from skipless.inspect import flops_per_token
 from skipless.machine import matmul_speed, pick_device
 from skipless.runs import Run
@@ -92,6 +95,65 @@ class Task:
     seconds: float
     """What it is estimated to cost."""
 
+    @property
+    def name(self) -> str:
+        """What it is called while it is at work."""
+        return self.run.name
+
+    @property
+    def folder(self) -> Path:
+        """The folder whose lock a process that is at it holds."""
+        return self.run.folder
+
+    def state(self) -> State:
+        """How far it is."""
+        return state(self.run)
+
+    def command(self, cache_dir: Path | None) -> list[str]:
+        """The words after `skipless` that do it, or go on with it."""
+        make_folder(self.folder)
+        write_json(self.folder / "plan.json", self.cfg.model_dump(mode="json"))
+        command = ["train", "--config", str(self.folder / "plan.json"), "--runs", str(self.folder.parent)]
+        command += ["--name", self.folder.name, "--resume", "auto", "--track", "none", "--json"]
+        return [*command, *(["--cache-dir", str(cache_dir)] if cache_dir else [])]
+
+
+@dataclass(frozen=True)
+class FineTuning(Task):
+    """The fine-tuning of a finished run on GLUE."""
+
+    glue: str
+    protocol: Protocol
+    seeds: int
+    from_scratch: bool = False
+
+    @property
+    def name(self) -> str:
+        """What it is called while it is at work."""
+        return f"{self.run.name}, GLUE {'from scratch, ' * self.from_scratch}{self.seeds} seed{'s' * (self.seeds > 1)}"
+
+    @property
+    def folder(self) -> Path:
+        """The folder whose lock a process that is at it holds."""
+        return self.run.folder / variant(FinetuneConfig(from_scratch=self.from_scratch))
+
+    def state(self) -> State:
+        """How many of its tasks and seeds have ended."""
+        path = self.run.folder / f"{self.folder.name}.json"
+        if not path.exists():
+            return State(finished=False, share=0.0)
+        results = json.loads(path.read_text(encoding="utf-8"))
+        wanted = [(task, seed) for task in parse_tasks(self.protocol.tasks) for seed in range(self.seeds)]
+        done = sum(has_outcome(results, task, seed) for task, seed in wanted)
+        return State(finished=done == len(wanted), share=done / len(wanted))
+
+    def command(self, cache_dir: Path | None) -> list[str]:
+        """The words after `skipless` that do it, or go on with it."""
+        del cache_dir
+        command = ["finetune", str(self.run.folder), "--glue-dir", self.glue, "--tasks", self.protocol.tasks]
+        command += ["--seeds", str(self.seeds), *self.protocol.options, "--json"]
+        return [*command, *(["--from-scratch"] if self.from_scratch else [])]
+
 
 def choose(ids: Sequence[str]) -> list[Experiment]:
     """Experiments by their ids; `all` is every one."""
@@ -112,6 +174,33 @@ def plan(experiments: Iterable[Experiment], scale: Scale, seeds: int, shelf: She
             if key not in tasks:
                 tasks[key] = Task(seeded, shelf.find(seeded), cost(seeded, speed))
     return list(tasks.values())
+
+
+def check_glue(glue: str, experiments: Sequence[Experiment], scale: Scale) -> None:
+    """A UserError where GLUE would not be used or cannot be read."""
+    if not any(one.on_glue for one in experiments):
+        using = ", ".join(one.id for one in EXPERIMENTS.values() if one.on_glue)
+        raise UserError(f"--glue-dir is for {using}; none of them was asked for")
+    for task in parse_tasks(PROTOCOLS[scale.name].tasks):
+        read_task(glue, task)
+
+
+def plan_fine_tunings(
+    experiments: Iterable[Experiment], scale: Scale, seeds: int, shelf: Shelf, glue: str
+) -> list[Task]:
+    """The fine-tunings of finished runs: one seed of all, then the baselines, then the other seeds."""
+    protocol = PROTOCOLS[scale.name]
+    cfgs = {label: cfg for one in experiments if one.on_glue for label, cfg in one.configs(scale).items()}
+    runs = {(label, seed): with_seed(cfg, seed) for seed in range(seeds) for label, cfg in cfgs.items()}
+    found = {key: (cfg, shelf.find(cfg)) for key, cfg in runs.items()}
+    found = {key: (cfg, run) for key, (cfg, run) in found.items() if state(run).finished}
+
+    def tune(wanted: Iterable[tuple[str, int]], count: int, *, from_scratch: bool = False) -> list[Task]:
+        return [FineTuning(*found[key], float(count), glue, protocol, count, from_scratch) for key in wanted]
+
+    baselines = [(label, seed) for label, seed in found if label in protocol.baselines]
+    several = [(label, seed) for label, seed in found if label not in protocol.once]
+    return [*tune(found, 1), *tune(baselines, 1, from_scratch=True), *tune(several, protocol.seeds)]
 
 
 def as_dict(finding: Finding) -> dict[str, Any]:
@@ -149,13 +238,13 @@ class Progress:
     @property
     def total(self) -> float:
         """Estimated seconds of all runs that have not failed."""
-        return sum(task.seconds for task in self.tasks if task.run.name not in self.failed)
+        return sum(task.seconds for task in self.tasks if task.name not in self.failed)
 
     @property
     def done(self) -> float:
         """Those of what is done."""
         share = {**self.running, **dict.fromkeys(self.finished, 1.0)}
-        return sum(task.seconds * share.get(task.run.name, 0.0) for task in self.tasks)
+        return sum(task.seconds * share.get(task.name, 0.0) for task in self.tasks)
 
     @property
     def seconds_left(self) -> float:
@@ -225,11 +314,11 @@ class Pool:
         self.queue: deque[Task] = deque()
         self.read = 0.0
         for task in tasks:
-            found = state(task.run)
+            found = task.state()
             if found.finished:
-                self.progress.finished.add(task.run.name)
+                self.progress.finished.add(task.name)
             else:
-                self.progress.running[task.run.name] = found.share
+                self.progress.running[task.name] = found.share
                 self.queue.append(task)
         self.progress.done_before = self.progress.done
         with Signals() as signals:
@@ -260,30 +349,25 @@ class Pool:
         if time.monotonic() - self.read > READ_EVERY:
             self.read = time.monotonic()
             for child in self.children:
-                self.progress.running[child.task.run.name] = state(child.task.run).share
+                self.progress.running[child.task.name] = child.task.state().share
 
     def _look_elsewhere(self) -> None:
         """Runs that another process had: done, or left behind."""
         for task in list(self.elsewhere):
-            if is_locked(task.run.folder):
+            if is_locked(task.folder):
                 continue
             self.elsewhere.remove(task)
-            if state(task.run).finished:
+            if task.state().finished:
                 self._finish(task)
             else:
                 self.queue.append(task)
 
     def _start(self, task: Task) -> None:
-        if is_locked(task.run.folder):
+        if is_locked(task.folder):
             self._leave(task)
             return
-        folder = task.run.folder
-        make_folder(folder)
-        write_json(folder / "plan.json", task.cfg.model_dump(mode="json"))
-        command = [sys.executable, "-m", "skipless.cli.child", str(os.getpid()), "train"]
-        command += ["--config", str(folder / "plan.json"), "--runs", str(folder.parent), "--name", folder.name]
-        command += ["--resume", "auto", "--track", "none", "--json"]
-        command += ["--cache-dir", str(self.cache_dir)] if self.cache_dir else []
+        words = task.command(self.cache_dir)
+        command = [sys.executable, "-m", "skipless.cli.child", str(os.getpid()), *words]
         slot = next(number for number in range(self.jobs) if number not in {child.slot for child in self.children})
         errors = tempfile.TemporaryFile()  # noqa: SIM115  (closed when the child has ended)
         # In a session of its own, so that Ctrl-C reaches this process alone, which passes it on once: a second signal
@@ -317,13 +401,13 @@ class Pool:
         elif IN_USE in reason:
             self._leave(task)
         else:
-            self.progress.failed[task.run.name] = reason
-            self.progress.running.pop(task.run.name, None)
+            self.progress.failed[task.name] = reason
+            self.progress.running.pop(task.name, None)
             self.watcher.failed(task, reason, self.progress)
 
     def _finish(self, task: Task) -> None:
-        self.progress.running.pop(task.run.name, None)
-        self.progress.finished.add(task.run.name)
+        self.progress.running.pop(task.name, None)
+        self.progress.finished.add(task.name)
         self.watcher.finished(task, self.progress)
 
     def _leave(self, task: Task) -> None:

@@ -13,8 +13,9 @@ from skipless.experiments.figures import EXPERIMENTS, find
 from skipless.experiments.outcome import FAILS, HOLDS, OPEN
 from skipless.experiments.recipes import Scale
 from skipless.experiments.shelf import with_seed
+from skipless.finetune import summarise
 from skipless.runs import Run
-from tests.experiments.made_up import AGAINST, ALWAYS, LAPTOP, PAPER, Made, evidence, history
+from tests.experiments.made_up import AGAINST, ALWAYS, LAPTOP, PAPER, Made, evidence, glue, history
 
 IDS = [
     *("fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "tab1", "tab2", "fig8", "vp-lr", "schedule", "matrix"),
@@ -137,8 +138,34 @@ def test_unfinished_runs_do_not_count():
 
 def test_models_that_were_not_fine_tuned_leave_glue_open():
     world = {block: replace(made, glue=None) for block, made in PAPER["tab1"].items()}
-    outcomes = [verdict.outcome for verdict in judge("tab1", world, world)]
-    assert outcomes == [OPEN, OPEN, HOLDS, HOLDS, HOLDS, HOLDS]
+    verdicts = judge("tab1", world, world)
+    assert [verdict.outcome for verdict in verdicts] == [OPEN, OPEN, HOLDS, HOLDS, HOLDS, HOLDS]
+    assert verdicts[0].reason == "no results on GLUE of sas, pre-ln: they come with --glue-dir DIR"
+
+
+def test_a_fine_tuning_that_failed_has_no_average():
+    failed = summarise({**glue(70.0), "failures": {"rte": {"0": {"message": "the loss is nan"}}}})
+    world = {**PAPER["tab1"], "sas": replace(PAPER["tab1"]["sas"], glue=failed)}
+    verdicts = judge("tab1", world)
+    assert [verdict.outcome for verdict in verdicts[:2]] == [OPEN, HOLDS]
+    bars, *_ = EXPERIMENTS["tab1"].plots(LAPTOP, evidence("tab1", world))
+    assert "sas" not in bars.series[0].x["block"]
+    assert "sas-p" in bars.series[0].x["block"]
+
+
+def test_with_one_pre_training_the_seeds_are_those_of_the_fine_tuning():
+    scores = {"pre-ln": (70.0, 71.0, 72.0), "sas": (70.5, 71.5, 72.5), "sas-p": (60.0, 71.0, 80.0)}
+    world = {block: Made(glue=glue(*scores.get(block, (70.0,)))) for block in PAPER["tab1"]}
+    sas, sas_p, *_ = judge("tab1", world)
+    assert (sas.outcome, sas.numbers["mean"], sas.numbers["seeds"]) == (HOLDS, pytest.approx(0.5), 3)
+    assert "90% interval over fine-tuning seeds 0, 1, 2" in sas.reason
+    assert sas_p.outcome == OPEN
+    (bars,) = EXPERIMENTS["tab2"].plots(LAPTOP, evidence("tab2", world))
+    named = {series.name: series for series in bars.series}
+    assert named["sas"].x["column"] == ("GLUE", "sst2", "stsb")
+    assert named["sas"].y == pytest.approx((71.5, 72.5, 70.5))
+    assert named["sas"].sd == pytest.approx((1.0, 1.0, 1.0))
+    assert named["parallel"].sd is None
 
 
 def test_loss_at_a_time_lies_on_the_line():
@@ -217,4 +244,6 @@ def test_scores_of_fine_tuning_are_read_beside_the_run(tmp_path):
     write_run(tmp_path / "run", history(cfg, Made()))
     assert History.read(Run(tmp_path / "run")).glue is None
     (tmp_path / "run" / "glue.json").write_text(json.dumps({"tasks": {}, "mean": 71.5, "sd": 0.4}))
-    assert History.read(Run(tmp_path / "run")).glue["mean"] == 71.5
+    (tmp_path / "run" / "glue-from-scratch.json").write_text(json.dumps({"tasks": {}, "mean": 50.5, "sd": 0.4}))
+    read = History.read(Run(tmp_path / "run"))
+    assert (read.glue["mean"], read.scratch["mean"]) == (71.5, 50.5)

@@ -154,6 +154,16 @@ def test_the_summary_says_it_in_markdown(made, tmp_path):
     assert "| last values |" in text
 
 
+def test_bars_that_stand_side_by_side_are_a_table_of_their_own(tmp_path):
+    page = tmp_path / "report.html"
+    one = Series("one", {"task": ("A", "B")}, (49.44, 8.5), (1.234, math.nan))
+    two = Series("two", {"task": ("B",)}, (0.123,))
+    text = write_summary([finding(Plot("tasks", "Tasks", "score", {"task": ""}, (one, two), kind="bars"))], page)
+    lines = text.read_text().splitlines()
+    start = lines.index("| values | A | B |")
+    assert lines[start + 2 : start + 4] == ["| one | 49.4 ± 1.2 | 8.50 |", "| two | – | 0.123 |"]
+
+
 def test_the_page_says_what_was_found(whole, visit):
     page = visit(whole)
     assert texts(page.locator(".tally li")) == ["✓2 hold", "✕2 do not hold", "≈2 not decidable"]

@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from dataclasses import replace
 
 import pytest
 
@@ -13,13 +14,14 @@ from skipless.atomic import RunLock, is_locked
 from skipless.cli import run as skipless
 from skipless.errors import UserError
 from skipless.experiments.figures import EXPERIMENTS
-from skipless.experiments.recipes import Scale
-from skipless.experiments.reproduce import Pool, choose, cost, plan
+from skipless.experiments.recipes import PROTOCOLS, Protocol, Scale
+from skipless.experiments.reproduce import Pool, choose, cost, plan, plan_fine_tunings
 from skipless.experiments.shelf import Shelf, run_key, run_name, state
 from skipless.runs import Run
 from skipless.train import train
+from tests.finetune.glue import small_glue
 from tests.train.processes import ENVIRONMENT, ROOT
-from tests.train.tiny import Stop, assert_same_run, stop_at, tiny
+from tests.train.tiny import MASKED, Stop, assert_same_run, stop_at, tiny
 
 STARTED = []
 
@@ -174,6 +176,65 @@ def test_what_was_noted_beside_the_results_is_shown_with_them(tmp_path, small, c
     (tmp_path / "notes.yaml").write_text("- a list")
     assert skipless([*arguments, "--out", str(tmp_path)]) == 2
     assert "notes.yaml' must hold keys and values" in capsys.readouterr().err
+
+
+# ------------------------------------------------------------------------------ with fine-tuning
+
+
+@pytest.fixture(scope="session")
+def glue(tmp_path_factory):
+    """A little GLUE; nothing may change it."""
+    return small_glue(tmp_path_factory.mktemp("glue"))
+
+
+@pytest.fixture
+def encoder(tmp_path, source, cache_dir):
+    """The one run of an experiment on GLUE, finished, and the scale at which it is that."""
+    cfg = tiny(source, MASKED, {"model.max_seq_len": 32, "data.seq_len": 32}, steps=4, eval_every=0)
+    run = train(cfg, tmp_path / "runs" / "encoder", trackers=[], cache_dir=cache_dir)
+    return run, replace(EXPERIMENTS["tab2"], configs=lambda scale: {"sas-p": cfg})
+
+
+def test_what_is_trained_is_fine_tuned_and_nothing_twice(encoder, glue, monkeypatch):
+    run, experiment = encoder
+    protocol = Protocol("rte,stsb", ("--set", "epochs=1"), seeds=2, baselines=("sas-p",))
+    monkeypatch.setitem(PROTOCOLS, "laptop", protocol)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")
+    shelf = Shelf(run.folder.parent)
+    tasks = plan_fine_tunings([experiment], Scale("laptop"), 3, shelf, str(glue))
+    assert [(task.seeds, task.from_scratch) for task in tasks] == [(1, False), (1, True), (2, False)]
+    assert [task.state().share for task in tasks] == [0.0, 0.0, 0.0]
+    monkeypatch.setitem(PROTOCOLS, "laptop", replace(protocol, once=("sas-p",)))
+    assert plan_fine_tunings([experiment], Scale("laptop"), 3, shelf, str(glue)) == [
+        replace(task, protocol=PROTOCOLS["laptop"]) for task in tasks[:2]
+    ]
+    done = Pool(jobs=2).run(tasks)
+    assert done.failed == {}
+    assert done.finished == {task.name for task in tasks}
+    results = {name: json.loads((run.folder / f"{name}.json").read_text()) for name in ("glue", "glue-from-scratch")}
+    assert {name: len(one["tasks"]["rte"]["seeds"]) for name, one in results.items()} == {
+        "glue": 2,
+        "glue-from-scratch": 1,
+    }
+    assert results["glue"]["settings"]["finetune"]["epochs"] == 1
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: pytest.fail("all of it is there"))
+    assert Pool().run(tasks).finished == done.finished
+
+
+def test_a_run_that_is_not_finished_is_not_fine_tuned(encoder, glue):
+    run, experiment = encoder
+    (last,) = run.checkpoints().all()
+    last.rename(last.with_name("step-00000002"))
+    assert plan_fine_tunings([experiment], Scale("laptop"), 1, Shelf(run.folder.parent), str(glue)) == []
+
+
+def test_a_mistake_in_glue_is_told_before_anything_is_trained(tmp_path, glue, capsys):
+    arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--glue-dir"]
+    assert skipless(["reproduce", "tab1", *arguments, str(tmp_path / "nowhere")]) == 2
+    assert "there is no folder" in capsys.readouterr().err
+    assert skipless(["reproduce", "fig5", *arguments, str(glue)]) == 2
+    assert "--glue-dir is for tab1, tab2" in capsys.readouterr().err
+    assert not (tmp_path / "runs").exists()
 
 
 # ---------------------------------------------------------------------------- what it is made of

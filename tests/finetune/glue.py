@@ -35,7 +35,7 @@ def sentence(rng: random.Random, answer: int) -> str:
 
 
 def small_glue(folder: Path, rows: int = 48, seed: int = 0) -> Path:
-    """CoLA, SST-2, STS-B, RTE and MNLI whose answers can be read off the first word."""
+    """CoLA, SST-2, STS-B, MRPC, RTE and MNLI whose answers can be read off the first word."""
     rng = random.Random(seed)
     kinds = {
         "CoLA": (None, lambda c: ["x", c, "", sentence(rng, c)], 2),
@@ -44,6 +44,11 @@ def small_glue(folder: Path, rows: int = 48, seed: int = 0) -> Path:
             ["index", "sentence1", "sentence2", "score"],
             lambda c: [0, sentence(rng, c), sentence(rng, 0), f"{c:.3f}"],
             6,
+        ),
+        "MRPC": (
+            ["Quality", "#1 ID", "#2 ID", "#1 String", "#2 String"],
+            lambda c: [c, 1, 2, sentence(rng, c), sentence(rng, 0)],
+            2,
         ),
         "RTE": (
             ["index", "sentence1", "sentence2", "label"],

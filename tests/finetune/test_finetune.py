@@ -21,7 +21,7 @@ from skipless.checkpoint import Checkpoints
 from skipless.config import FinetuneConfig
 from skipless.data.glue import TASKS, parse_tasks, read_task
 from skipless.errors import UserError
-from skipless.finetune import Fit, Observer, Rows, epoch_batches, finetune, make_classifier, summarise
+from skipless.finetune import Fit, Observer, Rows, Unstable, epoch_batches, finetune, make_classifier, summarise
 from skipless.optim import learning_rate
 from skipless.runs import Run, load
 from tests.finetune.glue import small_glue, write_tsv
@@ -386,11 +386,36 @@ def _change_encoder(run: Run, change) -> None:
     run.checkpoints().save(checkpoint.step + 1, tensors, checkpoint.state)
 
 
-def test_inputs_that_are_not_finite_are_named(run, tmp_path, capsys):
-    """A word whose embedding overflows makes the rows that hold it fail, and nothing else."""
+@pytest.fixture
+def with_a_word(tmp_path):
+    """A little GLUE whose CoLA has a word in its lines 5 and 21 alone."""
     glue = small_glue(tmp_path / "glue")
     rows = [["x", n % 2, "", "alpha beta" if n not in (4, 20) else "alpha return"] for n in range(40)]
     write_tsv(glue / "CoLA" / "train.tsv", rows)
+    return glue
+
+
+def test_a_gradient_that_is_not_finite_is_named_with_its_rows(run, with_a_word):
+    fit = fit_of(run, with_a_word, cfg=FinetuneConfig(epochs=1, batch_size=40))
+    word = run.tokenizer().encode("return")[-1]
+
+    def spoil(gradient):
+        spoilt = gradient.clone()
+        spoilt[word] = torch.where(gradient[word] == 0, 0.0, math.inf)
+        return spoilt
+
+    fit.model.embedding.weight.register_hook(spoil)
+    with pytest.raises(Unstable, match=r"the gradient's norm is \w+, first in embedding.weight") as caught:
+        fit.step()
+    report = caught.value.report
+    assert sorted(report["rows"][:2]) == [5, 21]
+    assert (len(report["rows"]), report["first_in"], report["count"]) == (20, None, 0)
+    assert "every row of" in report["message"]
+
+
+def test_inputs_that_are_not_finite_are_named(run, with_a_word, capsys):
+    """A word whose embedding overflows makes the rows that hold it fail, and nothing else."""
+    glue = with_a_word
     word = run.tokenizer().encode("return")[-1]
 
     def spoil(tensors):
