@@ -1,8 +1,13 @@
+import hypothesis
 import pytest
 import torch
 
 from tests.train.processes import Nursery
 from tests.train.tiny import write_text
+
+# how long an example takes is up to what else the machine does
+hypothesis.settings.register_profile("skipless", deadline=None)
+hypothesis.settings.load_profile("skipless")
 
 
 @pytest.fixture(autouse=True)

@@ -419,8 +419,8 @@ def save_forever(folder):
 
 
 def test_a_kill_at_any_instant_leaves_a_valid_checkpoint(tmp_path):
-    checkpoints, reached, chance = Checkpoints(tmp_path), 0, random.Random(0)
-    save(checkpoints, 1)
+    checkpoints, reached, chance = Checkpoints(tmp_path), 1, random.Random(0)
+    save(checkpoints, reached)
     for _ in range(15):
         process = FORKS.Process(target=save_forever, args=(tmp_path,), daemon=True)
         process.start()

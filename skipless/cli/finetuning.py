@@ -71,4 +71,5 @@ def finetune(
         print(f"results: {path}")
     failed = [report["message"] for seeds_of in results["failures"].values() for report in seeds_of.values()]
     if failed:
-        raise NonFinite(f"{len(failed)} of the fine-tunings failed; the first: {failed[0]}")
+        what = f"{len(failed)} of the fine-tunings failed; the first: {failed[0]}"
+        raise NonFinite(f"{what}; what helps is a smaller lr or a longer warmup (--fresh --set lr=…, docs/bert.md)")

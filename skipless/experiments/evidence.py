@@ -232,7 +232,8 @@ class Claim:
 
     def _reason(self, shown: dict[str, float], found: tuple[float, float, float], seeds: list[int]) -> str:
         mean, low, high = (self._figure(value) for value in found)
-        parts = ", ".join(f"{label} {value:.4g}" for label, value in shown.items())
+        numbers = {label: f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}" for label, value in shown.items()}
+        parts = ", ".join(f"{label} {text}" for label, text in numbers.items())
         bounds = [f"{name} {self._figure(bound)}" for name, bound in self._bounds().items() if math.isfinite(bound)]
         over = f"90% interval over {self.seed}s {', '.join(map(str, seeds))}"
         if len(seeds) == 1:

@@ -433,11 +433,15 @@ def _glue_plots(evidence: Evidence) -> list[Plot]:
     found = {block: evidence.finished(block).values() for block in evidence.histories}
     averages = {block: glue_scores(histories).get(AVERAGE, []) for block, histories in found.items()}
     sizes = {block: [parameters(one) for one in list(histories)[:1]] for block, histories in found.items()}
-    speeds = {block: [speed(one) for one in histories] for block, histories in found.items()}
+    base = [speed(one) for one in found.get("pre-ln", ())]
+    speeds = {
+        block: [speed(one) / statistics.fmean(base) for one in histories] if base else []
+        for block, histories in found.items()
+    }
     return [
         bar_plot("tab1-glue", "GLUE", "mean score", averages),
         bar_plot("tab1-parameters", "Parameters", "trainable parameters", sizes),
-        bar_plot("tab1-speed", "Speed", "training tokens a second", speeds),
+        bar_plot("tab1-speed", "Speed", "training tokens in equal time, pre-ln = 1", speeds),
     ]
 
 
@@ -472,7 +476,7 @@ class GlueClaim(Claim):
         }
         missing = [label for label, histories in tuned.items() if evidence.finished(label) and not histories]
         if missing:
-            what = f"no results on GLUE of {', '.join(missing)}: they come with --glue-dir DIR"
+            what = f"not all of the fine-tunings of {', '.join(missing)} are there; --glue-dir DIR makes them"
             return Verdict(self.text, self.paper, OPEN, what)
         if not self.by_fine_tuning or any(len(histories) != 1 for histories in tuned.values()):
             return super().judge(Evidence(tuned))

@@ -348,20 +348,19 @@ def _crossed(plot: Plot, axis: str) -> Table | None:
     names = categories(plot, axis) or []
     if plot.kind != "bars" or not any(len(series.y) > 1 for series in plot.series) or len(plot.series) == 1:
         return None
+    top = max((abs(y) for series in plot.series for y in series.y if is_number(y)), default=0.0)
+    digits = max(0, 2 - math.floor(math.log10(top))) if top else 1
     rows = []
     for series in plot.series:
         spread = series.sd or (None,) * len(series.y)
         found = {label(x): (y, sd) for x, y, sd in zip(places(series, axis), series.y, spread, strict=True) if x}
-        rows.append((series.name, [Cell(found.get(name, (None,))[0], _pair(*found.get(name, ()))) for name in names]))
+        pairs = [found.get(name, (None, None)) for name in names]
+        rows.append((series.name, [Cell(mean, _pair(mean, sd, digits)) for mean, sd in pairs]))
     return names, rows
 
 
-def _pair(mean: float | None = None, sd: float | None = None) -> str:
-    """Three digits of a mean, and as many places of its deviation."""
-    if not is_number(mean):
-        return "–"
-    digits = max(0, 2 - math.floor(math.log10(abs(mean)))) if mean else 1
-    return f"{mean:.{digits}f}" + (f" ± {sd:.{digits}f}" if is_number(sd) else "")
+def _pair(mean: float | None, sd: float | None, digits: int) -> str:
+    return _fixed(mean, digits) + (f" ± {sd:.{digits}f}" if is_number(sd) else "")
 
 
 def plot_data(plot: Plot, look: Sequence[Style], position: int) -> dict[str, Any]:

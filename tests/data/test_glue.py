@@ -149,8 +149,8 @@ def test_a_missing_split_or_folder_is_named(tmp_path):
     (tmp_path / "MNLI" / "dev_mismatched.tsv").unlink()
     with pytest.raises(UserError, match=r"MNLI/dev_mismatched\.tsv is missing; did you mean 'dev_matched\.tsv'"):
         read_task(tmp_path, TASKS["mnli"])
-    with pytest.raises(UserError, match=r"there is no folder '.*MRPC'"):
-        read_task(tmp_path, TASKS["mrpc"])
+    with pytest.raises(UserError, match=r"there is no folder '.*QQP'"):
+        read_task(tmp_path, TASKS["qqp"])
 
 
 @pytest.mark.parametrize(

@@ -19,7 +19,7 @@ WORDPIECE = train("wordpiece", lambda: iter(TEXTS), vocab_size=200, lowercase=Tr
 BITS = ["a", " ", "\n", "\n\n", ";", "def", "\t", "\r", "\u00e9", "1"]
 
 
-@settings(max_examples=50, deadline=None)
+@settings(max_examples=50)
 @given(st.text())
 def test_byte_level_text_decodes_to_itself(text):
     assert BPE.decode(BPE.encode(text)) == text
@@ -79,7 +79,7 @@ def test_a_rare_letter_is_unknown_and_a_tie_is_broken_by_code_point():
 
 
 @pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE])
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(text=st.lists(st.sampled_from(BITS), max_size=80).map("".join))
 def test_a_document_in_pieces_has_the_tokens_of_the_whole(tokenizer, text):
     limit, documents.PIECE = documents.PIECE, 5

@@ -161,7 +161,7 @@ def test_bars_that_stand_side_by_side_are_a_table_of_their_own(tmp_path):
     text = write_summary([finding(Plot("tasks", "Tasks", "score", {"task": ""}, (one, two), kind="bars"))], page)
     lines = text.read_text().splitlines()
     start = lines.index("| values | A | B |")
-    assert lines[start + 2 : start + 4] == ["| one | 49.4 ± 1.2 | 8.50 |", "| two | – | 0.123 |"]
+    assert lines[start + 2 : start + 4] == ["| one | 49.4 ± 1.2 | 8.5 |", "| two | – | 0.1 |"]
 
 
 def test_the_page_says_what_was_found(whole, visit):

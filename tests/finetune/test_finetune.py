@@ -82,7 +82,7 @@ def test_dropout_is_where_the_paper_has_it(run, glue):
     assert run.config().model.dropout == 0.0
 
 
-@settings(deadline=None, max_examples=50)
+@settings(max_examples=50)
 @given(count=st.integers(1, 400), size=st.integers(1, 16), seed=st.integers(0, 99), epoch=st.integers(0, 9))
 def test_an_epoch_sees_every_row_once(count, size, seed, epoch):
     lengths = np.random.default_rng(count).integers(1, 50, count)

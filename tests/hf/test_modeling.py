@@ -112,7 +112,7 @@ def new_cache(model, kind):
     return DynamicCache() if kind == "dynamic" else StaticCache(model.config, max_cache_len=30)
 
 
-@settings(max_examples=60, deadline=None)
+@settings(max_examples=60)
 @given(
     block=st.sampled_from(list(BLOCKS)),
     positions=st.sampled_from(POSITIONS),

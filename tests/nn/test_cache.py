@@ -76,7 +76,7 @@ def test_every_variant_can_be_cached(block):
         assert_equal(feed(model, ids, [5, 6, 7], mode), expected)
 
 
-@settings(max_examples=40, deadline=None)
+@settings(max_examples=40)
 @given(
     block=st.sampled_from(["pre-ln", "v-skipinit", "sas", "sas-p", "sas-p-nonorm"]),
     positions=st.sampled_from(POSITIONS),

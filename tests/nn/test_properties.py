@@ -68,7 +68,7 @@ def test_no_token_sees_the_future(name, positions):
     assert not torch.allclose(before[:, T // 2 :], after[:, T // 2 :])
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     left=st.integers(0, 6),
     right=st.integers(0, 6),
@@ -90,7 +90,7 @@ def test_padding_changes_nothing_for_real_tokens(left, right, length, kind, bloc
     torch.testing.assert_close(out[1:], lm(both[1:]), rtol=0, atol=1e-10)
 
 
-@settings(max_examples=30, deadline=None)
+@settings(max_examples=30)
 @given(
     lengths=st.lists(st.integers(1, 9), min_size=2, max_size=4),
     kind=st.sampled_from([CausalLM, MaskedLM]),

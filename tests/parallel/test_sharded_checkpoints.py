@@ -49,7 +49,7 @@ def tensors(sizes):
     return named | {"step": torch.tensor(7.0)}
 
 
-@settings(max_examples=25, deadline=None)
+@settings(max_examples=25)
 @given(st.lists(st.integers(1, 9), min_size=1, max_size=4), st.integers(1, 5), st.data())
 def test_any_number_writes_and_any_rows_are_read(tmp_path_factory, sizes, size, data):
     folder, named = tmp_path_factory.mktemp("checkpoints"), tensors(sizes)

@@ -15,7 +15,7 @@ from skipless import cli
 from skipless.config import RunConfig
 from skipless.train import Trainer
 
-SETTINGS = {"deadline": None, "derandomize": True, "database": None}
+SETTINGS = {"derandomize": True, "database": None}
 
 
 @pytest.fixture(scope="module", autouse=True)
