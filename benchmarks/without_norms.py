@@ -75,7 +75,9 @@ def margins(model: MaskedLM, ids: Tensor) -> dict[str, float]:
 def untrained() -> Iterator[tuple[str, MaskedLM, Tensor]]:
     """Blocks without norms at the paper's size, and what might help them."""
     gated = crammed_bert("sas-p-nonorm")
-    beta = gated.model.block.beta_ff.init
+    gain = gated.model.block.beta_ff
+    assert gain is not None
+    beta = gain.at_depth(gated.model.n_layer)
     changes = {
         f"GLU, β_FF {beta:g}": {},
         f"GLU, β_FF {beta / 2:g}": {"model.block.beta_ff": beta / 2},
