@@ -342,7 +342,7 @@ LAPTOP_PEAK_LR = {"sas": 6e-3, "sas-p": 6e-3, "sas-p-nonorm": 4e-3}
 
 
 def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
-    """`crammed-bert` for twenty minutes of one core: 4 layers of width 128, 8,192 words, some ten million tokens."""
+    """`crammed-bert` for twenty minutes of one core: 4 layers of width 128, 8,192 words, 8 to 10 million tokens."""
     changes = {
         "model.block": bert_block(block, 4).model_dump(),
         "model.n_layer": 4,
