@@ -626,6 +626,9 @@ class RunConfig(Config):
         return hashlib.sha256(self.model_dump_json(exclude={"parallel"}).encode()).hexdigest()[:8]
 
 
+Rows = Annotated[int, Field(ge=1)]
+
+
 class FinetuneConfig(Config):
     """How a pre-trained encoder is fine-tuned on a task: the paper's protocol, the same for every task."""
 
@@ -639,9 +642,15 @@ class FinetuneConfig(Config):
     clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
     dropout: float = Field(0.1, ge=0, lt=1, description="After the embedding, the attention, the MLP and the pooler.")
     seq_len: int = Field(128, ge=4, description="Longest input; both sentences are cut to fit.")
-    rows: int | None = Field(None, ge=1, description="Train on this many rows of a task, drawn once; all if not given.")
+    rows: Rows | dict[str, Rows] | None = Field(
+        None, description="Train on this many rows of every task, or of the tasks named, drawn once; all if not given."
+    )
     head_only: bool = Field(False, description="Train pooler and classifier on an encoder that stays as it is.")
     from_scratch: bool = Field(False, description="Begin with a random encoder instead of the pre-trained one.")
+
+    def rows_of(self, task: str) -> int | None:
+        """How many rows of a task are trained on at most."""
+        return self.rows.get(task) if isinstance(self.rows, dict) else self.rows
 
     def training(self, steps: int, seed: int) -> TrainConfig:
         """The same as the configuration of a training of `steps` steps."""

@@ -469,7 +469,7 @@ class Session:
 
     def all(self, tasks: Sequence[TaskData], seeds: int) -> None:
         """Train and measure what is not finished yet."""
-        rows = {data.task.name: self._rows(data.train, self.cfg.rows) for data in tasks}
+        rows = {data.task.name: self._rows(data.train, self.cfg.rows_of(data.task.name)) for data in tasks}
         for data in tasks:
             self.results.check_data(data.task, rows[data.task.name])
         self.results.write()

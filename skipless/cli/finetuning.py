@@ -18,7 +18,9 @@ def finetune(
         str, typer.Option(help="all (without wnli), or mnli, sst2, stsb, rte, qnli, qqp, mrpc, cola, wnli with commas.")
     ] = "all",
     seeds: Annotated[int, typer.Option(help="Seeds 0, 1, … of each task.", min=1)] = 3,
-    rows: Annotated[int | None, typer.Option(help="Train on at most this many rows of each task.", min=1)] = None,
+    rows: Annotated[
+        str | None, typer.Option(help="Train on at most this many rows of each task, or of some: sst2=1000,qqp=5000.")
+    ] = None,
     head_only: Annotated[
         bool, typer.Option("--head-only", help="Baseline: the encoder stays as it is, and only the head learns.")
     ] = False,
@@ -42,12 +44,12 @@ def finetune(
 
     - `skipless finetune runs/encoder --glue-dir glue --tasks cola,rte --seeds 1 --set lr=3e-4`
 
-    - `skipless finetune runs/encoder --glue-dir glue --tasks sst2 --rows 8000 --from-scratch --json`
+    - `skipless finetune runs/encoder --glue-dir glue --tasks cola,sst2 --rows sst2=1000 --from-scratch --json`
     """
     from skipless.config import FinetuneConfig, parse_overrides
-    from skipless.data.glue import parse_tasks
+    from skipless.data.glue import parse_rows, parse_tasks
 
-    given = {"rows": rows, "head_only": head_only, "from_scratch": from_scratch}
+    given = {"rows": parse_rows(rows) if rows else None, "head_only": head_only, "from_scratch": from_scratch}
     cfg = FinetuneConfig().override({**given, **parse_overrides(settings or [])})
     chosen = parse_tasks(tasks)
 

@@ -188,7 +188,7 @@ def check_glue(glue: str, experiments: Sequence[Experiment], scale: Scale) -> No
 def plan_fine_tunings(
     experiments: Iterable[Experiment], scale: Scale, seeds: int, shelf: Shelf, glue: str
 ) -> list[Task]:
-    """The fine-tunings of finished runs: one seed of all, then the baselines, then the other seeds."""
+    """The fine-tunings of finished runs: one seed of all and of the baselines, then the other seeds."""
     protocol = PROTOCOLS[scale.name]
     cfgs = {label: cfg for one in experiments if one.on_glue for label, cfg in one.configs(scale).items()}
     runs = {(label, seed): with_seed(cfg, seed) for seed in range(seeds) for label, cfg in cfgs.items()}
@@ -198,9 +198,11 @@ def plan_fine_tunings(
     def tune(wanted: Iterable[tuple[str, int]], count: int, *, from_scratch: bool = False) -> list[Task]:
         return [FineTuning(*found[key], float(count), glue, protocol, count, from_scratch) for key in wanted]
 
-    baselines = [(label, seed) for label, seed in found if label in protocol.baselines]
-    several = [(label, seed) for label, seed in found if label not in protocol.once]
-    return [*tune(found, 1), *tune(baselines, 1, from_scratch=True), *tune(several, protocol.seeds)]
+    baselines = [key for key in found if key[0] in protocol.baselines]
+    first = [*tune(found, 1), *tune(baselines, 1, from_scratch=True)]
+    several = [key for key in found if key[0] not in protocol.once]
+    repeated = [key for key in several if key in baselines]
+    return [*first, *tune(several, protocol.seeds), *tune(repeated, protocol.seeds, from_scratch=True)]
 
 
 def as_dict(finding: Finding) -> dict[str, Any]:

@@ -8,7 +8,7 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipless.data.glue import ALL, COLUMNS, TASKS, encode, parse_tasks, predictions, read_task, read_tsv
+from skipless.data.glue import ALL, COLUMNS, TASKS, encode, parse_rows, parse_tasks, predictions, read_task, read_tsv
 from skipless.errors import UserError
 from tests.finetune.glue import real_glue, small_glue, write_tsv
 
@@ -165,6 +165,16 @@ def test_names_of_tasks(names, expected):
 def test_unknown_tasks(names):
     with pytest.raises(UserError, match=r"unknown GLUE task.*known: all, mnli"):
         parse_tasks(names)
+
+
+def test_rows_of_all_tasks_and_of_some():
+    assert parse_rows("8000") == 8000
+    assert parse_rows("SST-2=1000, qqp=5000") == {"sst2": 1000, "qqp": 5000}
+    for wrong in ("", "0", "-3", "many", "sst2=", "sst2=0", "1000,sst2=500", "sst2=500,1000"):
+        with pytest.raises(UserError, match="cannot read rows"):
+            parse_rows(wrong)
+    with pytest.raises(UserError, match="sst2"):
+        parse_rows("sts2=5")
 
 
 # ------------------------------------------------------------------------------------- the hub

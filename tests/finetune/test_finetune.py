@@ -40,7 +40,7 @@ def run(encoder, tmp_path):
 
 def fit_of(run, glue, task="cola", cfg=QUICK, seed=0, encoder=True):
     data, tokenizer = read_task(glue, TASKS[task]), run.tokenizer()
-    rows = Rows.make(data.train, tokenizer, 32, cfg.rows)
+    rows = Rows.make(data.train, tokenizer, 32, cfg.rows_of(task))
     return Fit(run.config(), cfg, tokenizer, load(run.folder) if encoder else None, TASKS[task], rows, seed)
 
 
@@ -137,6 +137,16 @@ def test_a_subset_is_the_same_for_every_seed_and_follows_the_file(run, glue):
     assert lines == sorted(set(lines))
     labels = read_task(glue, TASKS["cola"]).train.labels
     assert rows[0].labels.tolist() == [labels[line - 1] for line in lines]
+
+
+def test_a_subset_of_one_task_alone(run, glue, capsys):
+    words = ["finetune", str(run.folder), "--glue-dir", str(glue), "--tasks", "cola,rte", "--seeds", "1"]
+    assert cli.run([*words, "--rows", "cola=16", "--set", "epochs=1"]) == 0
+    assert "cola: trained on 16 of 48 rows" in capsys.readouterr().out
+    data = json.loads((run.folder / "glue.json").read_text())["data"]
+    assert data["cola"]["rows"] == 16
+    assert data["rte"]["rows"] == data["rte"]["of"]
+    assert cli.run([*words, "--rows", "cola=16", "--set", "epochs=1"]) == 0, "it is the same again"
 
 
 def test_seeds_differ_and_one_seed_is_the_same(run, glue):
