@@ -123,7 +123,9 @@ def parse_rows(text: str) -> int | dict[str, int]:
     parts = [part.rpartition("=") for part in text.split(",")]
     numbers = [int(number) if number.strip().isdecimal() else 0 for _, _, number in parts]
     if not all(numbers) or (len(parts) > 1 and not all(sign for _, sign, _ in parts)):
-        raise UserError(f"cannot read rows {text!r}: a number such as 8000, or numbers of some tasks: sst2=1000,qqp=5000")
+        raise UserError(
+            f"cannot read rows {text!r}: a number such as 8000, or numbers of some tasks: sst2=1000,qqp=5000"
+        )
     if not parts[0][1]:
         return numbers[0]
     return {task.name: rows for (name, _, _), rows in zip(parts, numbers, strict=True) for task in parse_tasks(name)}
