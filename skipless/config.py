@@ -18,6 +18,7 @@ from pydantic import (
     BeforeValidator,
     ConfigDict,
     Field,
+    PositiveInt,
     ValidationError,
     field_validator,
     model_validator,
@@ -626,9 +627,6 @@ class RunConfig(Config):
         return hashlib.sha256(self.model_dump_json(exclude={"parallel"}).encode()).hexdigest()[:8]
 
 
-Rows = Annotated[int, Field(ge=1)]
-
-
 class FinetuneConfig(Config):
     """How a pre-trained encoder is fine-tuned on a task: the paper's protocol, the same for every task."""
 
@@ -642,7 +640,7 @@ class FinetuneConfig(Config):
     clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
     dropout: float = Field(0.1, ge=0, lt=1, description="After the embedding, the attention, the MLP and the pooler.")
     seq_len: int = Field(128, ge=4, description="Longest input; both sentences are cut to fit.")
-    rows: Rows | dict[str, Rows] | None = Field(
+    rows: PositiveInt | dict[str, PositiveInt] | None = Field(
         None, description="Train on this many rows of every task, or of the tasks named, drawn once; all if not given."
     )
     head_only: bool = Field(False, description="Train pooler and classifier on an encoder that stays as it is.")

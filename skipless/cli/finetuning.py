@@ -49,7 +49,7 @@ def finetune(
     from skipless.config import FinetuneConfig, parse_overrides
     from skipless.data.glue import parse_rows, parse_tasks
 
-    given = {"rows": parse_rows(rows) if rows else None, "head_only": head_only, "from_scratch": from_scratch}
+    given = {"rows": None if rows is None else parse_rows(rows), "head_only": head_only, "from_scratch": from_scratch}
     cfg = FinetuneConfig().override({**given, **parse_overrides(settings or [])})
     chosen = parse_tasks(tasks)
 

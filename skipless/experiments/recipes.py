@@ -340,8 +340,7 @@ def languini(block: str = "sas-p") -> RunConfig:
 def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
     """`crammed-bert` for twenty minutes of one core: 4 layers of width 128, 8,192 words, 8 to 10 million tokens.
 
-    With rotary positions: in so short a training the trainable scale of the sinusoids goes to zero, and the encoder
-    learns which words occur together, but nothing of their order.
+    With rotary positions: of sinusoids, with or without a scale, so short a training learns little (docs/bert.md).
     """
     changes = {
         "model.block": bert_block(block, 4).model_dump(),
