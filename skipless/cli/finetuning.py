@@ -74,4 +74,4 @@ def finetune(
     failed = [report["message"] for seeds_of in results["failures"].values() for report in seeds_of.values()]
     if failed:
         what = f"{len(failed)} of the fine-tunings failed; the first: {failed[0]}"
-        raise NonFinite(f"{what}; a smaller lr or a longer warmup may help (--fresh --set lr=…, docs/bert.md)")
+        raise NonFinite(f"{what}; a smaller lr may help (--fresh --set lr=…, docs/bert.md)")

@@ -446,10 +446,14 @@ def _glue_plots(evidence: Evidence) -> list[Plot]:
 
 
 def _task_plots(scale: Scale, evidence: Evidence) -> list[Plot]:
-    found = {block: list(evidence.finished(block).values()) for block in evidence.histories}
-    random = {block: [replace(one, glue=one.scratch) for one in histories] for block, histories in found.items()}
-    rows = {**found, **{f"{block}, from scratch": histories for block, histories in random.items()}}
-    series = [bar_series(name, "column", glue_scores(histories)) for name, histories in rows.items()]
+    series = []
+    for block in evidence.histories:
+        found = list(evidence.finished(block).values())
+        random = [replace(one, glue=one.scratch) for one in found]
+        series += [
+            replace(bar_series(name, "column", glue_scores(histories)), group=block)
+            for name, histories in ((block, found), (f"{block}, from scratch", random))
+        ]
     drawn = tuple(one for one in series if one.y)
     return [Plot("tab2", "GLUE by task", "score", {"column": ""}, drawn, kind="bars")]
 

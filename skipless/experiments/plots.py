@@ -110,6 +110,9 @@ def _plain_styles(plot: Plot, colours: Mapping[str, str], marks: Mapping[str, in
                 _mixed(dark, "#808080", share / 2),
             )
             found.append(Style(*shades, "", ()))
+        elif plot.kind == "bars" and position:  # a bar has no dashes: paler
+            share = 0.6 * position / (of - 1)
+            found.append(Style(_mixed(light, "#ffffff", share), _mixed(dark, "#000000", share), "", ()))
         else:
             mark = MARKS[(marks[group] + position) % len(MARKS)]
             found.append(Style(light, dark, mark, DASHES[position]))

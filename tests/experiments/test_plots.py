@@ -70,6 +70,16 @@ def test_a_group_shares_its_colour_and_not_its_dashes():
     assert look[0].mark != look[1].mark
 
 
+def test_bars_of_one_group_are_paler_one_after_the_other():
+    bars = plot(*(line(name, group="sas") for name in "abc"), line("pre-ln"), line("d", group="pre-ln"), kind="bars")
+    (look,) = styles([bars])
+    light, dark = ([lightness(getattr(style, where)) for style in look] for where in ("light", "dark"))
+    assert light[0] < light[1] < light[2]
+    assert light[3] < light[4]
+    assert dark[0] > dark[1] > dark[2]
+    assert dark[3] > dark[4]
+
+
 @given(st.lists(st.sampled_from([*BLOCKS, *"abcdefghijklmnop"]), min_size=1, max_size=20, unique=True))
 def test_no_two_series_look_the_same(names):
     look = styles([plot(*map(line, names))])[0]
