@@ -90,7 +90,7 @@ def step(device: str) -> list[Figure]:
 
 def decode(device: str) -> list[Figure]:
     """128 new tokens after 512, 18 layers, one sequence."""
-    rows = bench_decode(Shape(length=512, depth=18), 5, device)
+    rows = bench_decode(Shape(length=512, depth=18), 9, device)
     hugging_face = [ratio(rows, "decoding", "sas-p (kx)", f"{HF} ({cache})", 1.3) for cache in ("dynamic", "static")]
     return [*hugging_face, ratio(rows, "decoding", "sas-p (kx)", "pre-ln (kv)", 1.15)]
 
