@@ -286,9 +286,7 @@ def _plot_growth(found: dict[str, Any], path: Path) -> None:
         ):
             fit = found[axis]["time_slope" if key == "seconds" else "memory_slope"]
             name = f"{found['block']}, slope {'–' if fit is None else f'{fit:.2f}'}"
-            place.plot(
-                found[axis]["x"], [unit * y for y in found[axis][key]], marker="o", color=COLOURS[0], label=name
-            )
+            place.plot(found[axis]["x"], [unit * y for y in found[axis][key]], marker="o", color=COLOURS[0], label=name)
             for scale, ticks in ((place.set_xscale, place.xaxis), (place.set_yscale, place.yaxis)):
                 scale("log", base=2)
                 ticks.set_major_formatter("{x:,g}")
