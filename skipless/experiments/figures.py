@@ -489,13 +489,21 @@ class GlueClaim(Claim):
 
 
 def _fine_tunings(history: History) -> dict[int, History]:
-    """The history with the scores of each seed of its fine-tuning alone."""
+    """The history with the scores of each seed of its fine-tuning alone, and of its random encoder's if it has that."""
     assert history.glue is not None
-    found = {}
-    for seed in scores(history.glue)[AVERAGE]:
-        tasks = {column: {"seeds": {seed: one["seeds"][seed]}} for column, one in history.glue["tasks"].items()}
-        found[int(seed)] = replace(history, glue=summarise({**history.glue, "tasks": tasks}))
-    return found
+    seeds = scores(history.glue)[AVERAGE]
+    return {
+        int(seed): replace(history, glue=_of_seed(history.glue, seed), scratch=_of_seed(history.scratch, seed))
+        for seed in seeds
+    }
+
+
+def _of_seed(glue: Mapping[str, Any] | None, seed: str) -> Mapping[str, Any] | None:
+    """The scores of one seed, or all of them if a task lacks it."""
+    if glue is None or any(seed not in one["seeds"] for one in glue["tasks"].values()):
+        return glue
+    tasks = {column: {"seeds": {seed: one["seeds"][seed]}} for column, one in glue["tasks"].items()}
+    return summarise({**glue, "tasks": tasks})
 
 
 def glue_mean(history: History) -> float:
