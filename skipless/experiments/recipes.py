@@ -470,6 +470,8 @@ class Protocol:
     """Blocks of which a random encoder is fine-tuned as well."""
     once: tuple[str, ...] = ()
     """Blocks that are fine-tuned with one seed, as no claim is about their scores."""
+    more: tuple[tuple[str, int], ...] = ()
+    """Tasks in which the baselines and what they are for have more seeds: cheap ones, whose scores vary."""
 
 
 PROTOCOLS = {
@@ -478,6 +480,7 @@ PROTOCOLS = {
         options=("--rows", "sst2=1000", "--set", "lr=1e-3"),
         baselines=("pre-ln", "sas", "sas-p"),
         once=("parallel", "v-skipinit", "sas-p-nonorm"),
+        more=(("sst2", 16),),
     ),
     "paper": Protocol(),
 }

@@ -14,7 +14,7 @@ import tempfile
 import time
 from collections import deque
 from collections.abc import Iterable, Sequence
-from dataclasses import asdict, dataclass, field
+from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
 from typing import IO, Any
@@ -188,21 +188,27 @@ def check_glue(glue: str, experiments: Sequence[Experiment], scale: Scale) -> No
 def plan_fine_tunings(
     experiments: Iterable[Experiment], scale: Scale, seeds: int, shelf: Shelf, glue: str
 ) -> list[Task]:
-    """The fine-tunings of finished runs: one seed of all and of the baselines, then the other seeds."""
+    """Fine-tunings of finished runs: one seed of all and of the baselines, the other seeds, more of single tasks."""
     protocol = PROTOCOLS[scale.name]
     cfgs = {label: cfg for one in experiments if one.on_glue for label, cfg in one.configs(scale).items()}
     runs = {(label, seed): with_seed(cfg, seed) for seed in range(seeds) for label, cfg in cfgs.items()}
     found = {key: (cfg, shelf.find(cfg)) for key, cfg in runs.items()}
     found = {key: (cfg, run) for key, (cfg, run) in found.items() if state(run).finished}
 
-    def tune(wanted: Iterable[tuple[str, int]], count: int, *, from_scratch: bool = False) -> list[Task]:
-        return [FineTuning(*found[key], float(count), glue, protocol, count, from_scratch) for key in wanted]
+    def tune(
+        wanted: Iterable[tuple[str, int]], count: int, tasks: str = protocol.tasks, *, from_scratch: bool = False
+    ) -> list[Task]:
+        of, share = replace(protocol, tasks=tasks), len(parse_tasks(tasks)) / len(parse_tasks(protocol.tasks))
+        return [FineTuning(*found[key], count * share, glue, of, count, from_scratch) for key in wanted]
 
     baselines = [key for key in found if key[0] in protocol.baselines]
     first = [*tune(found, 1), *tune(baselines, 1, from_scratch=True)]
     several = [key for key in found if key[0] not in protocol.once]
     repeated = [key for key in several if key in baselines]
-    return [*first, *tune(several, protocol.seeds), *tune(repeated, protocol.seeds, from_scratch=True)]
+    rest = [*tune(several, protocol.seeds), *tune(repeated, protocol.seeds, from_scratch=True)]
+    for task, count in protocol.more:
+        rest += [*tune(baselines, count, task), *tune(baselines, count, task, from_scratch=True)]
+    return [*first, *rest]
 
 
 def as_dict(finding: Finding) -> dict[str, Any]:

@@ -1,9 +1,9 @@
 """Operations with gradients written by hand, for they pass over memory fewer times than PyTorch's own on a CPU.
 
 Each stands beside the form that one reads, and is tested against it: `rms_norm` beside `torch.nn.functional.rms_norm`,
-`fan_out` beside `F.linear`, `relu_linear` beside `MLP`, `two_terms` beside `weighted_sum`, `shaped_causal` beside
-`Shaped.combine`, `cross_entropy` beside `F.linear_cross_entropy`. `torch.compile` and accelerators fuse such things
-themselves, so there, and for types other than float32 and float64, the readable form runs.
+`fan_out` and `wide_product` beside `F.linear`, `relu_linear` beside `MLP`, `two_terms` beside `weighted_sum`,
+`shaped_causal` beside `Shaped.combine`, `cross_entropy` beside `F.linear_cross_entropy`. `torch.compile` and
+accelerators fuse such things themselves, so there, and for types other than float32 and float64, the readable one runs.
 
 Shapes: B batch, T tokens, H heads, D width of a head, d = H·D.
 """
@@ -20,6 +20,9 @@ EXACT = (torch.float32, torch.float64)
 
 CHUNK = 16
 """Tokens of a running sum that are summed by one small product. Not tuned: best of 16, 32 and 64 on a busy CPU."""
+
+PIECE = 1024
+"""Columns that `wide_product` makes at a time, and the rows above which it need not (`benchmarks/wide.py`)."""
 
 
 def by_hand(*parts: object) -> bool:
@@ -181,6 +184,17 @@ def _per_head(a: Tensor, b: Tensor, gain: Tensor, product: Tensor) -> Tensor:
     return (heads if gain.numel() > 1 else heads.sum()).view(gain.shape)
 
 
+def wide_product(a: Tensor, b: Tensor) -> Tensor:
+    """a b, (…, K) and (K, N). Where it has few rows and many columns, PyTorch's is slower whole than in pieces."""
+    rows, columns = a.shape[:-1].numel(), b.shape[1]
+    if rows > PIECE or columns <= 2 * PIECE:
+        return a @ b
+    out = a.new_empty(*a.shape[:-1], columns)
+    for here in (slice(start, start + PIECE) for start in range(0, columns, PIECE)):
+        torch.mm(a.reshape(rows, -1), b[:, here], out=out.view(rows, -1)[:, here])
+    return out
+
+
 def is_untouched(*modules: nn.Module) -> bool:
     """Whether what each module's class says is what happens: no hook, no forward of its own."""
     return not any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in modules)
@@ -208,7 +222,7 @@ class _FanOut(torch.autograd.Function):
     def forward(ctx: Any, x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
         ctx.set_materialize_grads(False)  # what is not used has no gradient, rather than an array of zeros
         ctx.save_for_backward(x, *weights)
-        return *(x @ weight.mT for weight in weights), x.view_as(x)
+        return *(wide_product(x, weight.mT) for weight in weights), x.view_as(x)
 
     @staticmethod
     @once_differentiable
@@ -245,8 +259,8 @@ class _ReluLinear(torch.autograd.Function):
     @once_differentiable
     def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor]:  # pyrefly: ignore
         (grad,), (hidden, weight) = grad_outputs, ctx.saved_tensors
-        grad_weight = grad.flatten(0, -2).mT @ hidden.flatten(0, -2)
-        grad_hidden = grad @ weight
+        grad_weight = wide_product(grad.flatten(0, -2).mT, hidden.flatten(0, -2))
+        grad_hidden = wide_product(grad, weight)
         torch.ops.aten.threshold_backward.grad_input(grad_hidden, hidden, 0, grad_input=grad_hidden)
         return grad_hidden, grad_weight
 

@@ -168,6 +168,28 @@ def test_with_one_pre_training_the_seeds_are_those_of_the_fine_tuning():
     assert named["parallel"].sd is None
 
 
+def with_seeds(results, column, *scores):
+    """Results with other scores in a task, one for each seed."""
+    seeds = {str(seed): {"m": score / 100} for seed, score in enumerate(scores)}
+    return summarise({**results, "tasks": {**results["tasks"], column: {"seeds": seeds}}})
+
+
+def test_what_pre_training_gave_is_judged_seed_against_seed_and_task_by_task():
+    tuned, random = with_seeds(glue(70.0, 71.0), "sst2", 71.0, 74.0, 68.0, 72.0), glue(60.0, 61.0)
+    world = {"sas": Made(glue=tuned, scratch=with_seeds(random, "sst2", 70.0, 73.0, 67.1, 70.9, 60.0))}
+    verdicts = {verdict.claim: verdict for verdict in judge("tab2", world)}
+    sst2, stsb = (
+        verdicts[f"pre-training helps sas in {task} (points above a random encoder)"] for task in ("SST-2", "STS-B")
+    )
+    assert (sst2.outcome, sst2.numbers["mean"], sst2.numbers["seeds"]) == (HOLDS, pytest.approx(1.0), 4)
+    assert (stsb.outcome, stsb.numbers["mean"], stsb.numbers["seeds"]) == (HOLDS, pytest.approx(10.0), 2)
+    spread = {"sas": Made(glue=tuned, scratch=with_seeds(random, "sst2", 73.9, 70.0, 71.0, 66.1))}
+    sst2, *_ = (
+        verdict for verdict in judge("tab2", spread) if verdict.claim.startswith("pre-training helps sas in SST")
+    )
+    assert (sst2.outcome, sst2.numbers["mean"]) == (OPEN, pytest.approx(1.0))
+
+
 def test_loss_at_a_time_lies_on_the_line():
     run = history(LAPTOP.decoder("sas"), Made(3.0, seconds=100.0))
     assert run.loss_at(95.0) == pytest.approx(3.2)

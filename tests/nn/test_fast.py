@@ -71,8 +71,22 @@ def test_sum_behind(shape):
     torch.testing.assert_close(fast.sum_behind(x), shared.flip(1).cumsum(1).flip(1), rtol=1e-12, atol=1e-12)
 
 
-def test_fan_out():
-    x, weights = torch.randn(2, 5, 8).double(), [torch.randn(width, 8).double() for width in (3, 8, 4)]
+@pytest.fixture(params=[fast.PIECE, 3], ids=["whole", "pieces"])
+def piece(request, monkeypatch):
+    """Wide products whole, and three columns at a time where there are at most three rows."""
+    monkeypatch.setattr(fast, "PIECE", request.param)
+
+
+@pytest.mark.parametrize("rows", [(3,), (4,), (1, 3), (2, 2)])
+@pytest.mark.parametrize("columns", [6, 7, 9, 11])
+def test_wide_product(piece, rows, columns):
+    a, b = torch.randn(*rows, 5).double(), torch.randn(columns, 5).double()
+    torch.testing.assert_close(fast.wide_product(a, b.mT), F.linear(a, b), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(fast.wide_product(a, b.mT.contiguous()), F.linear(a, b), rtol=1e-12, atol=1e-12)
+
+
+def test_fan_out(piece):
+    x, weights = torch.randn(1, 3, 8).double(), [torch.randn(width, 8).double() for width in (3, 8, 4)]
     inputs = [tensor.requires_grad_() for tensor in (x, *weights)]
     ours, theirs = fast.fan_out(*inputs), (*(F.linear(x, weight) for weight in weights), x)
     grads = [torch.randn_like(y) for y in theirs]
@@ -84,10 +98,10 @@ def test_fan_out():
     assert not fast.can_fan_out(x, [torch.nn.Identity()])
 
 
-def test_relu_linear():
-    hidden, weight = torch.randn(2, 5, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
+def test_relu_linear(piece):
+    hidden, weight = torch.randn(1, 3, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
     hidden[0, 0] = 0.0  # its gradient is taken as 0, as PyTorch does
-    hidden, weight, grad = hidden.requires_grad_(), weight.requires_grad_(), torch.randn(2, 5, 3, dtype=torch.float64)
+    hidden, weight, grad = hidden.requires_grad_(), weight.requires_grad_(), torch.randn(1, 3, 3, dtype=torch.float64)
     ours, theirs = fast.relu_linear(hidden * 1.0, weight), F.linear(F.relu(hidden), weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, (hidden, weight), grad) for y in (ours, theirs)), strict=True):
