@@ -189,9 +189,9 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     rows, columns = a.shape[:-1].numel(), b.shape[1]
     if rows > PIECE or columns <= 2 * PIECE:
         return a @ b
-    out = a.new_empty(*a.shape[:-1], columns)
+    out, flat = a.new_empty(*a.shape[:-1], columns), a.reshape(rows, -1)
     for here in (slice(start, start + PIECE) for start in range(0, columns, PIECE)):
-        torch.mm(a.reshape(rows, -1), b[:, here], out=out.view(rows, -1)[:, here])
+        torch.mm(flat, b[:, here], out=out.view(rows, -1)[:, here])
     return out
 
 
