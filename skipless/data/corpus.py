@@ -26,7 +26,7 @@ from skipless.errors import UserError
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how much of it is done, and how much there is if that is known (both in bytes)."""
 
-FORMAT = 1
+FORMAT = 2
 BATCH = 2**20
 """Characters that are tokenised at a time."""
 

@@ -6,6 +6,7 @@ from collections.abc import Callable, Iterable, Iterator
 from pathlib import Path
 from typing import Self
 
+import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
@@ -19,6 +20,8 @@ _PAD_NAMES = ("[PAD]", "<pad>", "<|pad|>", "<|padding|>", "<|finetune_right_pad_
 _MASK_NAMES = ("[MASK]", "<mask>")
 _NEWLINE_PROBES = ("word\nword", "x;\nif", ")\n#", "1\n2", "é\n漢")
 _MAX_ALPHABET = 1000
+_COVERAGE = 0.9999
+"""Share of a text's letters that get tokens of their own: each costs two, and a text in one script has hundreds of others."""
 
 
 class Tokenizer:
@@ -165,12 +168,14 @@ def _bert(model: models.WordPiece, normalizer: normalizers.Normalizer) -> tokeni
 
 
 def _alphabet(texts: Iterable[str], size: int) -> list[str]:
-    """The most frequent characters, equal counts by code point; the rarer ones become [UNK]."""
+    """The most frequent characters, up to a share of all; equal counts by code point. The rarer ones become [UNK]."""
     counts: Counter[str] = Counter()
     for text in texts:
         counts.update(text)
     letters = sorted((letter for letter in counts if not letter.isspace()), key=lambda c: (-counts[c], c))
-    return sorted(letters[:size])
+    covered = np.cumsum([counts[letter] for letter in letters])
+    enough = int(np.searchsorted(covered, _COVERAGE * covered[-1])) + 1 if letters else 0
+    return sorted(letters[: min(size, enough)])
 
 
 TRAINERS: dict[str, Callable[[Callable[[], Iterator[str]], int, bool], tokenizers.Tokenizer]] = {

@@ -78,6 +78,14 @@ def test_a_rare_letter_is_unknown_and_a_tie_is_broken_by_code_point():
     assert tokenizer.encode(chr(0x100 + 63)) == [1]
 
 
+def test_letters_of_other_scripts_do_not_fill_the_vocabulary():
+    words, strange = "the quick brown fox jumps over a lazy dog " * 20_000, "".join(chr(0x4E00 + i) for i in range(60))
+    tokenizer = train("wordpiece", lambda: iter([words, strange]), vocab_size=2048)
+    assert all(tokenizer.encode(letter) == [1] for letter in strange)
+    assert tokenizer.encode("quick") not in ([1], [])
+    assert tokenizer.vocab_size < 120  # 26 letters in two forms, 9 words and their parts
+
+
 @pytest.mark.parametrize("tokenizer", [BPE, WORDPIECE])
 @settings(max_examples=60)
 @given(text=st.lists(st.sampled_from(BITS), max_size=80).map("".join))
