@@ -622,6 +622,11 @@ class RunConfig(Config):
         return self
 
     @property
+    def predicted_share(self) -> float:
+        """Share of the tokens at which the model has something to predict, and so computes its head."""
+        return self.train.mask_share if self.task == "masked" else 1.0
+
+    @property
     def digest(self) -> str:
         """Eight hexadecimal digits of a hash of the configuration: equal ones are the same run."""
         return hashlib.sha256(self.model_dump_json(exclude={"parallel"}).encode()).hexdigest()[:8]

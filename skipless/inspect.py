@@ -143,8 +143,10 @@ def _part(path: str, module: nn.Module, name: str) -> str:
 # ------------------------------------------------------------------------------ FLOPs
 
 
-def flops_per_token(cfg: ModelConfig, length: int | None = None) -> dict[str, float]:
+def flops_per_token(cfg: ModelConfig, length: int | None = None, *, head_share: float = 1.0) -> dict[str, float]:
     """Floating-point operations of the matrix products for one token in a sequence of `length`, or `max_seq_len`.
+
+    The head is computed at a share of the tokens: in masked training at the masked ones.
 
     Two for each weight of a matrix, and 4·T·d a layer for scores and mixing, over all T keys as a fused kernel without
     causal skipping counts them. Training is three times the forward pass: the backward makes two products of each one.
@@ -157,7 +159,7 @@ def flops_per_token(cfg: ModelConfig, length: int | None = None) -> dict[str, fl
     mixing = (
         4 * (length or cfg.max_seq_len) * cfg.d_model * sum(isinstance(module, Attention) for module in model.modules())
     )
-    forward = 2 * (matrices + head) + mixing
+    forward = 2 * (matrices + head_share * head) + mixing
     return {"forward": float(forward), "training": 3.0 * forward}
 
 

@@ -233,7 +233,8 @@ class Trainer:
         self.optimizers = make_optimizers(self.model, train, group)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=self.dtype == torch.float16)
         self.tokens_per_row = self.cfg.data.seq_len - (self.cfg.data.packing == "chunks")
-        self.flops_per_token = flops_per_token(self.cfg.model, self.cfg.data.seq_len)["training"]
+        flops = flops_per_token(self.cfg.model, self.cfg.data.seq_len, head_share=self.cfg.predicted_share)
+        self.flops_per_token = flops["training"]
         with self.autocast():
             group.settle(lambda: self.model.loss(*self._on_device(*training_batch(self.cfg, self.corpus, 0, 1))))
 

@@ -5,7 +5,7 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from skipless import BLOCKS, CausalLM, MaskedLM, ModelConfig
-from skipless.config import parse_block
+from skipless.config import RunConfig, parse_block
 from skipless.display import COLLAPSED, number
 from skipless.inspect import (
     count_parameters,
@@ -46,6 +46,17 @@ def test_flops_are_those_that_torch_counts(name):
         model(ids)
     assert flops_per_token(cfg)["forward"] * ids.numel() == pytest.approx(counter.get_total_flops(), rel=1e-6)
     assert flops_per_token(cfg)["training"] == 3 * flops_per_token(cfg)["forward"]
+
+
+def test_a_masked_model_computes_its_head_at_the_masked_tokens():
+    cfg = RunConfig(task="masked", model=ModelConfig(block="pre-ln", n_layer=2, d_model=32, n_head=2, vocab_size=64))
+    model, ids = MaskedLM(cfg.model), torch.randint(64, (2, 128))
+    labels = torch.where(torch.arange(128) % 4 == 0, ids, -100)
+    with FlopCounterMode(display=False) as counter, torch.no_grad(), explicit_form(model):
+        model.loss(ids, labels)
+    counted = flops_per_token(cfg.model, 128, head_share=cfg.predicted_share)["forward"] * ids.numel()
+    assert counted == pytest.approx(counter.get_total_flops(), rel=1e-6)
+    assert counted < flops_per_token(cfg.model, 128)["forward"] * ids.numel()
 
 
 @pytest.mark.parametrize("name", BLOCKS)

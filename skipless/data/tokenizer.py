@@ -21,7 +21,7 @@ _MASK_NAMES = ("[MASK]", "<mask>")
 _NEWLINE_PROBES = ("word\nword", "x;\nif", ")\n#", "1\n2", "é\n漢")
 _MAX_ALPHABET = 1000
 _COVERAGE = 0.9999
-"""Share of a text's letters that get tokens of their own: each costs two, and a text in one script has hundreds of others."""
+"""Share of a text's letters that have tokens. Each takes two: the rarest would take a quarter of a small vocabulary."""
 
 
 class Tokenizer:

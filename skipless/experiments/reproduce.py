@@ -57,12 +57,12 @@ def cost(cfg: RunConfig, speed: float) -> float:
     if train.minutes is not None:
         return 60 * train.minutes
     tokens = train.tokens if train.tokens else (train.steps or 0) * train.batch_size * cfg.data.seq_len
-    return tokens * _flops(cfg.model, cfg.data.seq_len) / speed
+    return tokens * _flops(cfg.model, cfg.data.seq_len, cfg.predicted_share) / speed
 
 
 @cache
-def _flops(model: ModelConfig, length: int) -> float:
-    return flops_per_token(model, length)["training"]
+def _flops(model: ModelConfig, length: int, head_share: float) -> float:
+    return flops_per_token(model, length, head_share=head_share)["training"]
 
 
 def speed_of(scale: Scale) -> float:
