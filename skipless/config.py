@@ -646,7 +646,8 @@ class FinetuneConfig(Config):
     dropout: float = Field(0.1, ge=0, lt=1, description="After the embedding, the attention, the MLP and the pooler.")
     seq_len: int = Field(128, ge=4, description="Longest input; both sentences are cut to fit.")
     rows: PositiveInt | dict[str, PositiveInt] | None = Field(
-        None, description="Train on this many rows of every task, or of the tasks named, drawn once; all if not given."
+        None,
+        description="Train on this many rows, drawn by each seed, of every task or of those named; all if not given.",
     )
     head_only: bool = Field(False, description="Train pooler and classifier on an encoder that stays as it is.")
     from_scratch: bool = Field(False, description="Begin with a random encoder instead of the pre-trained one.")

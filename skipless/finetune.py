@@ -75,11 +75,13 @@ class Rows:
     """Which rows of the file these are."""
 
     @classmethod
-    def make(cls, examples: Examples, tokenizer: Tokenizer, length: int, limit: int | None = None) -> "Rows":
-        """All rows, or `limit` of them drawn with a fixed seed: the same ones for every block and seed."""
+    def make(
+        cls, examples: Examples, tokenizer: Tokenizer, length: int, limit: int | None = None, seed: int = 0
+    ) -> "Rows":
+        """All rows, or `limit` of them drawn with a seed: the same ones for every block and for its random encoder."""
         chosen = np.arange(len(examples))
         if limit is not None and limit < len(examples):
-            chosen = np.sort(np.random.default_rng(0).permutation(len(examples))[:limit])
+            chosen = np.sort(np.random.default_rng(seed).permutation(len(examples))[:limit])
         return cls(examples, encode(tokenizer, [examples.texts[row] for row in chosen], length), chosen)
 
     @cached_property
@@ -382,7 +384,7 @@ class Results:
         return results
 
     def check_data(self, task: Task, train: Rows) -> None:
-        """Note what a task is trained on; a UserError where it was something else before."""
+        """Note what a task is trained on with seed 0; a UserError where it was something else before."""
         data = {"rows": len(train.ids), "of": len(train.examples), "sha256": train.fingerprint}
         if self.content["data"].setdefault(task.name, data) != data:
             raise UserError(f"{self.path} has results of {task.name} on other rows or tokens; begin again with --fresh")
@@ -464,26 +466,31 @@ class Session:
         self.config, self.tokenizer = self.run.config(), self.run.tokenizer()
         self.length = min(self.cfg.seq_len, self.config.model.max_seq_len)
         self.folder = self.run.folder / variant(self.cfg)
+        self.rows: dict[tuple[str, int], Rows] = {}
         self.work = self.done = 0
         self.spent = 0.0
 
     def all(self, tasks: Sequence[TaskData], seeds: int) -> None:
         """Train and measure what is not finished yet."""
-        rows = {data.task.name: self._rows(data.train, self.cfg.rows_of(data.task.name)) for data in tasks}
         for data in tasks:
-            self.results.check_data(data.task, rows[data.task.name])
+            self.results.check_data(data.task, self._drawn(data, 0))
         self.results.write()
         jobs = [(data, seed) for seed in range(seeds) for data in tasks]
         for data, seed in jobs:
             if self.results.finished(data.task, seed):
                 self._forget(data.task, seed)
         jobs = [(data, seed) for data, seed in jobs if not self.results.finished(data.task, seed)]
-        self.work = sum(self.cfg.epochs * rows[data.task.name].tokens for data, _ in jobs)
+        self.work = sum(self.cfg.epochs * self._drawn(data, seed).tokens for data, seed in jobs)
         for data, seed in jobs:
-            self._one(data, rows[data.task.name], seed)
+            self._one(data, self._drawn(data, seed), seed)
 
-    def _rows(self, examples: Examples, limit: int | None = None) -> Rows:
-        return Rows.make(examples, self.tokenizer, self.length, limit)
+    def _drawn(self, data: TaskData, seed: int) -> Rows:
+        """What a seed is trained on: all rows of the task, or as many as are wanted, which each seed draws anew."""
+        limit = self.cfg.rows_of(data.task.name)
+        key = (data.task.name, seed if limit is not None and limit < len(data.train) else 0)
+        if key not in self.rows:
+            self.rows[key] = Rows.make(data.train, self.tokenizer, self.length, limit, seed)
+        return self.rows[key]
 
     def _one(self, data: TaskData, train: Rows, seed: int) -> None:
         fit = Fit(self.config, self.cfg, self.tokenizer, self.encoder, data.task, train, seed)
@@ -518,11 +525,12 @@ class Session:
     def _measure(self, fit: Fit, data: TaskData) -> None:
         scores = {}
         for column, examples in data.dev.items():
-            rows = self._rows(examples)
+            rows = Rows.make(examples, self.tokenizer, self.length)
             found = fit.answers(rows)
             scores[column] = {name: METRICS[name](found, rows.labels) for name in data.task.metrics}
         for board, examples in data.test.items():
-            text = predictions(data.task, examples.index, fit.answers(self._rows(examples)))
+            answers = fit.answers(Rows.make(examples, self.tokenizer, self.length))
+            text = predictions(data.task, examples.index, answers)
             path = self.folder / "predictions" / f"seed-{fit.seed}" / f"{board}.tsv"
             make_folder(path.parent)
             write_text(path, text)

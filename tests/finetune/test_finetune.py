@@ -21,7 +21,17 @@ from skipless.checkpoint import Checkpoints
 from skipless.config import FinetuneConfig
 from skipless.data.glue import TASKS, parse_tasks, read_task
 from skipless.errors import UserError
-from skipless.finetune import Fit, Observer, Rows, Unstable, epoch_batches, finetune, make_classifier, summarise
+from skipless.finetune import (
+    Fit,
+    Observer,
+    Rows,
+    Session,
+    Unstable,
+    epoch_batches,
+    finetune,
+    make_classifier,
+    summarise,
+)
 from skipless.optim import learning_rate
 from skipless.runs import Run, load
 from tests.finetune.glue import small_glue, write_tsv
@@ -40,7 +50,7 @@ def run(encoder, tmp_path):
 
 def fit_of(run, glue, task="cola", cfg=QUICK, seed=0, encoder=True):
     data, tokenizer = read_task(glue, TASKS[task]), run.tokenizer()
-    rows = Rows.make(data.train, tokenizer, 32, cfg.rows_of(task))
+    rows = Rows.make(data.train, tokenizer, 32, cfg.rows_of(task), seed)
     return Fit(run.config(), cfg, tokenizer, load(run.folder) if encoder else None, TASKS[task], rows, seed)
 
 
@@ -129,14 +139,27 @@ def test_head_only_moves_the_head_alone(run, glue):
     assert changed == {"pooler.weight", "pooler.bias", "classifier.weight", "classifier.bias"}
 
 
-def test_a_subset_is_the_same_for_every_seed_and_follows_the_file(run, glue):
-    rows = [fit_of(run, glue, cfg=QUICK.replace(rows=10), seed=seed).train for seed in (0, 1)]
-    assert len(rows[0].ids) == 10
-    assert rows[0].ids == rows[1].ids
-    lines = rows[0].lines(range(10))
+def test_a_subset_follows_the_file(run, glue):
+    rows = fit_of(run, glue, cfg=QUICK.replace(rows=10)).train
+    assert len(rows.ids) == 10
+    lines = rows.lines(range(10))
     assert lines == sorted(set(lines))
     labels = read_task(glue, TASKS["cola"]).train.labels
-    assert rows[0].labels.tolist() == [labels[line - 1] for line in lines]
+    assert rows.labels.tolist() == [labels[line - 1] for line in lines]
+
+
+def test_each_seed_draws_its_rows_and_a_random_encoder_has_the_same(run, glue, monkeypatch):
+    trained = []
+    monkeypatch.setattr(Fit, "step", lambda fit: pytest.fail("no step is needed"))
+    monkeypatch.setattr(Session, "_train", lambda self, fit, checkpoints: trained.append((fit.task.name, fit.train)))
+    cfg = QUICK.replace(rows={"cola": 10, "rte": 10_000})
+    for one in (cfg, cfg.replace(from_scratch=True)):
+        finetune(run, glue, [TASKS["cola"], TASKS["rte"]], seeds=2, cfg=one)
+    chosen = {name: [rows.chosen.tolist() for task, rows in trained if task == name] for name in ("cola", "rte")}
+    assert [len(rows) for rows in chosen["cola"]] == [10] * 4
+    assert chosen["cola"][:2] == chosen["cola"][2:]
+    assert chosen["cola"][0] != chosen["cola"][1]
+    assert chosen["rte"] == [list(range(len(read_task(glue, TASKS["rte"]).train)))] * 4
 
 
 def test_a_subset_of_one_task_alone(run, glue, capsys):
