@@ -473,11 +473,11 @@ class Protocol:
     options: tuple[str, ...] = ()
     seeds: int = 3
     baselines: tuple[str, ...] = ()
-    """Blocks of which a random encoder is fine-tuned as well."""
+    """Blocks of which a random encoder is fine-tuned as well, with one seed."""
     once: tuple[str, ...] = ()
     """Blocks that are fine-tuned with one seed, as no claim is about their scores."""
     more: tuple[tuple[str, int], ...] = ()
-    """Tasks in which the baselines and what they are for have more seeds: cheap ones, whose scores vary."""
+    """Tasks in which the baselines and what they are for have more seeds: those that claims are about."""
 
 
 PROTOCOLS = {
@@ -486,7 +486,7 @@ PROTOCOLS = {
         options=("--rows", "sst2=1000", "--set", "lr=1e-3"),
         baselines=("pre-ln", "sas", "sas-p"),
         once=("parallel", "v-skipinit", "sas-p-nonorm"),
-        more=(("sst2", 16),),
+        more=(("stsb", 3), ("sst2", 16)),
     ),
     "paper": Protocol(),
 }

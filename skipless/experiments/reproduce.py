@@ -203,9 +203,7 @@ def plan_fine_tunings(
 
     baselines = [key for key in found if key[0] in protocol.baselines]
     first = [*tune(found, 1), *tune(baselines, 1, from_scratch=True)]
-    several = [key for key in found if key[0] not in protocol.once]
-    repeated = [key for key in several if key in baselines]
-    rest = [*tune(several, protocol.seeds), *tune(repeated, protocol.seeds, from_scratch=True)]
+    rest = tune([key for key in found if key[0] not in protocol.once], protocol.seeds)
     for task, count in protocol.more:
         rest += [*tune(baselines, count, task), *tune(baselines, count, task, from_scratch=True)]
     return [*first, *rest]
