@@ -115,6 +115,9 @@ def test_the_laptop_size_is_the_same_recipe(block):
     for key in ("embedding_norm", "outer_norm", "dropout"):
         assert getattr(small.model, key) == getattr(large.model, key), key
     assert (small.model.positions, large.model.positions) == ("rotary", "scaled-sinusoidal")
+    gains = [cfg.model.init_std * cfg.model.d_model**0.5 for cfg in (small, large)]
+    assert gains[0] == pytest.approx(gains[1], rel=0.03), "a normed input is multiplied by as much"
+    assert (small.train.lr > recipe("crammed-bert-laptop", "pre-ln").train.lr) == block.startswith("sas")
     assert on_meta(small).num_parameters() < 5e6
 
 
