@@ -484,6 +484,12 @@ class GlueClaim(Claim):
         if missing:
             what = f"not all of the fine-tunings of {', '.join(missing)} are there; --glue-dir DIR makes them"
             return Verdict(self.text, self.paper, OPEN, what)
+        columns = {label: {key for one in of.values() for key in _columns(one)} for label, of in tuned.items()}
+        every = set[str]().union(*columns.values())
+        partial = [label for label, its in columns.items() if its != every]
+        if self.column == AVERAGE and partial:  # an average over fewer tasks is another average
+            what = f"{', '.join(partial)} is not fine-tuned on all of {', '.join(sorted(every))} yet"
+            return Verdict(self.text, self.paper, OPEN, what)
         if not self.by_fine_tuning or any(len(histories) != 1 for histories in tuned.values()):
             return super().judge(Evidence(tuned))
         fine = {label: self._fine_tunings(one) for label, (one,) in ((key, v.values()) for key, v in tuned.items())}
@@ -497,6 +503,11 @@ class GlueClaim(Claim):
             for seed in scores(history.glue)[self.column]
         }
         return {seed: one for seed, one in seeds.items() if self.counts(one)}
+
+
+def _columns(history: History) -> Iterable[str]:
+    """The columns of GLUE that a fine-tuning has so far."""
+    return history.glue["tasks"] if history.glue else ()
 
 
 def _of_seed(glue: Mapping[str, Any] | None, seed: str) -> Mapping[str, Any] | None:

@@ -136,6 +136,16 @@ def test_unfinished_runs_do_not_count():
     assert (verdict.outcome, verdict.reason) == (OPEN, "no finished run of sas")
 
 
+def test_averages_over_different_tasks_are_not_compared():
+    fewer = glue(90.0)
+    fewer = summarise({**fewer, "tasks": {"sst2": fewer["tasks"]["sst2"]}})
+    assert fewer["mean"] == pytest.approx(91.0)
+    for id in ("tab1", "tab2"):
+        sas, sas_p, *_ = judge(id, {**PAPER[id], "sas": replace(PAPER[id]["sas"], glue=fewer)})
+        assert (sas.outcome, sas.reason) == (OPEN, "sas is not fine-tuned on all of sst2, stsb yet")
+        assert sas_p.outcome == HOLDS
+
+
 def test_models_that_were_not_fine_tuned_leave_glue_open():
     world = {block: replace(made, glue=None) for block, made in PAPER["tab1"].items()}
     verdicts = judge("tab1", world, world)
