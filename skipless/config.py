@@ -166,7 +166,9 @@ class BlockConfig(Config):
     """One transformer block: equation 1 (`sequential`) or equation 7 (`parallel`), with its parts."""
 
     layout: Literal["sequential", "parallel"] = Field("sequential", description="Equation 1 or equation 7.")
-    norm: Literal["rmsnorm", "layernorm", "none"] = Field("rmsnorm", description="Norm inside the block.")
+    norm: Literal["rmsnorm", "rms-plus-eps", "layernorm", "none"] = Field(
+        "rmsnorm", description="Norm inside the block; rms-plus-eps divides by rms + eps, as the authors' code does."
+    )
     norm_position: Literal["pre", "post"] = Field("pre", description="Norm on the branch, or after the sum.")
     norm_eps: float = Field(1e-8, gt=0, description="Epsilon of every norm.")
 
@@ -179,6 +181,7 @@ class BlockConfig(Config):
     per_head_gains: bool = Field(True, description="One α, β, γ per head, or one per layer.")
     zero_query: bool = Field(False, description="Start W^Q at 0, so that A = C at the start.")
     qk_norm: bool = Field(False, description="Norm on the queries and the keys of each head.")
+    qk_bias: bool = Field(False, description="Biases of the queries and the keys, where `bias` is off.")
 
     value: MapConfig = Field(DENSE, description="W^V.")
     projection: MapConfig = Field(DENSE, description="W^P.")
@@ -188,6 +191,7 @@ class BlockConfig(Config):
     activation: Literal["relu", "leaky-relu", "gelu", "gelu-tanh", "silu"] = Field("relu", description="Non-linearity.")
     negative_slope: float = Field(0.01, ge=0, le=1, description="s of the leaky ReLU, max(x, s·x).")
     bias: bool = Field(False, description="Biases in the linear maps and the layer norms.")
+    norm_bias: bool = Field(False, description="Biases of the layer norms alone, where `bias` is off.")
 
     alpha_sa: Gain = Field(FIXED, description="eq. 1: skip around the attention; 0 removes it.")
     beta_sa: Gain = Field(FIXED, description="eq. 1 and 7: weight of the attention branch.")
@@ -509,6 +513,7 @@ class TrainConfig(Config):
     warmup: float | None = Field(
         None, ge=0, description="Share of the budget below 1, else steps; by default 0.05, and 0.75 for `triangle`."
     )
+    warmup_from: float = Field(0.0, ge=0, le=1, description="Where the warm-up begins, as a share of the peak.")
 
     mask_share: float = Field(0.25, gt=0, lt=1, description="Masked language models: share of the tokens masked.")
 
@@ -520,6 +525,9 @@ class TrainConfig(Config):
 
     eval_every: int = Field(200, ge=0, description="Steps between evaluations; 0: only at the end.")
     eval_rows: int = Field(256, ge=1, description="Held-out sequences in an evaluation during training.")
+    tuning_rows: int = Field(
+        0, ge=0, description="Other held-out sequences, whose loss (`tuning_loss`) hyper-parameters are chosen by."
+    )
     sample_every: int = Field(500, ge=0, description="Steps between text samples; 0: none.")
     sample_prompt: Text = Field("def ", description="What the samples begin with.")
     save_every: int = Field(500, ge=1, description="Steps between checkpoints.")

@@ -36,12 +36,12 @@ def evaluate(
     corpus: Corpus,
     *,
     tokens: Tokens | None = None,
-    max_rows: int | None = None,
+    rows: np.ndarray | None = None,
     batch_size: int | None = None,
     between: Callable[[], None] = lambda: None,
     group: Group | None = None,
 ) -> Evaluation:
-    """The loss on held-out rows, spread evenly over them if there are more than `max_rows`.
+    """The loss on held-out rows: those of the given numbers, or all.
 
     `between` is called between batches and may raise to stop. The processes of a `group` share the batches.
     """
@@ -49,18 +49,18 @@ def evaluate(
     tokens = tokens or corpus.valid
     if not len(tokens):
         raise UserError("there is no held-out text: set data.valid_fraction or data.valid_source")
-    count = min(len(tokens), max_rows or len(tokens))
-    chosen = np.linspace(0, len(tokens) - 1, count).round().astype(np.int64)
+    chosen = np.arange(len(tokens)) if rows is None else rows
+    count = len(chosen)
     size = batch_size or max(cfg.train.micro_rows, 8)
     was_training, total, predicted = model.training, 0.0, 0
     model.eval()
     try:
         for start in range(group.rank * size, count + group.rank * size, group.size * size):
             between()
-            rows = chosen[start : start + size]
+            batch = chosen[start : start + size]
             # a process that has no rows left goes along with one that does not count, for the others wait for it
-            ids, labels = held_out_batch(cfg, corpus, tokens, rows if len(rows) else chosen[:1], start)
-            here = int((labels != IGNORED).sum()) if len(rows) else 0
+            ids, labels = held_out_batch(cfg, corpus, tokens, batch if len(batch) else chosen[:1], start)
+            here = int((labels != IGNORED).sum()) if len(batch) else 0
             loss = group.look(model.loss, ids.to(_device(model)), labels.to(_device(model)))
             total += loss.item() * here
             predicted += here
@@ -72,6 +72,17 @@ def evaluate(
     if cfg.task == "causal" and tokens.n_bytes:
         per_byte = loss / math.log(2) * tokens.n_tokens / tokens.n_bytes
     return Evaluation(loss, math.exp(min(loss, 700)), per_byte, count, int(predicted))
+
+
+def spread(n_rows: int, count: int) -> np.ndarray:
+    """The numbers of `count` of the held-out rows, spread evenly over them; of all if there are no more."""
+    return np.linspace(0, n_rows - 1, min(count, n_rows)).round().astype(np.int64)
+
+
+def spread_over_others(n_rows: int, taken: np.ndarray, count: int) -> np.ndarray:
+    """The same of the rows that `taken` does not have."""
+    others = np.setdiff1d(np.arange(n_rows), taken)
+    return others[spread(len(others), count)] if len(others) else others
 
 
 def _device(model: nn.Module) -> torch.device:

@@ -13,17 +13,25 @@ from skipless.inspect import mean_cosine
 from skipless.nn.attention import Attention, attention_matrix
 from skipless.nn.model import Transformer
 
-SEQUENCES = 2
+SEQUENCES = 8
+"""Held-out sequences that are looked at."""
 
 
 @torch.no_grad()
 def health(model: Transformer, cfg: RunConfig, corpus: Corpus) -> dict[str, list[float]]:
-    """For each layer, on a few held-out sequences: kurtosis, attention entropy, similarity of tokens."""
-    found: dict[str, list[float]] = {"kurtosis": [], "attention_entropy": [], "token_similarity": []}
+    """For each layer, on a few held-out sequences: size, outliers, attention entropy, similarity of tokens."""
+    measures: dict[str, Callable[[Tensor], float]] = {
+        "rms": lambda x: x.double().square().mean().sqrt().item(),
+        "kurtosis": kurtosis,
+        "neuron_kurtosis": neuron_kurtosis,
+        "max_median_ratio": max_median_ratio,
+        "token_similarity": mean_cosine,
+    }
+    found: dict[str, list[float]] = {name: [] for name in [*measures, "attention_entropy"]}
 
     def block_hook(_module: nn.Module, _args: object, output: Tensor) -> None:
-        found["kurtosis"].append(kurtosis(output))
-        found["token_similarity"].append(mean_cosine(output))
+        for name, measure in measures.items():
+            found[name].append(measure(output))
 
     def attention_hook(module: nn.Module, args: tuple) -> None:
         assert isinstance(module, Attention)
@@ -80,6 +88,22 @@ def kurtosis(x: Tensor) -> float:
     """E[x⁴]/E[x²]² of a token's activations, averaged over tokens: 3 for a Gaussian, d if one dimension has all."""
     x = x.double()
     return (x.pow(4).mean(-1) / x.square().mean(-1).square().clamp(min=1e-30)).mean().item()
+
+
+def neuron_kurtosis(x: Tensor) -> float:
+    """E_j[s_j²]/E_j[s_j]² with s_j the mean square of dimension j over tokens: 1 if all are alike, d if one has all.
+
+    It is high where the same dimensions are large for every token: the outlier features that low-bit numbers mind
+    (He et al., Understanding and Minimising Outlier Features, 2024).
+    """
+    squares = x.double().square().flatten(0, -2).mean(0)
+    return (squares.square().mean() / squares.mean().square().clamp(min=1e-30)).item()
+
+
+def max_median_ratio(x: Tensor) -> float:
+    """The largest over the median size of a token's activations, averaged over tokens."""
+    size = x.double().abs()
+    return (size.amax(-1) / size.median(-1).values.clamp(min=1e-30)).mean().item()
 
 
 def entropy(attention: Tensor) -> float:

@@ -442,7 +442,8 @@ def draw(block: BlockConfig) -> str:
 
 
 def _norm_name(block: BlockConfig) -> list[str]:
-    return [{"rmsnorm": "RMSNorm", "layernorm": "LayerNorm"}[block.norm]] if block.norm != "none" else []
+    names = {"rmsnorm": "RMSNorm", "rms-plus-eps": "RMSNorm", "layernorm": "LayerNorm"}
+    return [names[block.norm]] if block.norm != "none" else []
 
 
 def _attention_name(block: BlockConfig) -> str:

@@ -137,7 +137,7 @@ def learning_rate(cfg: TrainConfig, progress: float) -> float:
     """The learning rate when `progress`, from 0 to 1, of the budget is spent."""
     warmup = cfg.warmup_share
     if progress < warmup:
-        return cfg.lr * progress / warmup
+        return cfg.lr * (cfg.warmup_from + (1 - cfg.warmup_from) * progress / warmup)
     left = (1 - progress) / (1 - warmup) if warmup < 1 else 0.0
     shape = {
         "linear": left,

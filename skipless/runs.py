@@ -9,6 +9,7 @@ runs/<name>/
     tensorboard/
 """
 
+import gzip
 import json
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -51,6 +52,11 @@ class Run:
         return self.folder / "metrics.jsonl"
 
     @property
+    def archived_metrics_file(self) -> Path:
+        """The same, compressed, in the archive of published runs."""
+        return self.folder / "metrics.jsonl.gz"
+
+    @property
     def samples_file(self) -> Path:
         """What it wrote."""
         return self.folder / "samples.jsonl"
@@ -90,7 +96,8 @@ class Run:
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Its measurements; a last line that is still being written is left out."""
-        return _lines(self.metrics_file)
+        live = self.metrics_file.exists() or not self.archived_metrics_file.exists()
+        return _lines(self.metrics_file if live else self.archived_metrics_file)
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """Its samples."""
@@ -104,7 +111,7 @@ class Run:
 def _lines(path: Path) -> Iterator[dict[str, Any]]:
     if not path.exists():
         return
-    with path.open(encoding="utf-8") as file:
+    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
         for line in file:
             if line.endswith("\n"):
                 yield json.loads(line)

@@ -42,7 +42,7 @@ from skipless.config import RunConfig, differences
 from skipless.data import Corpus, prepare
 from skipless.data.draws import mix
 from skipless.errors import UserError
-from skipless.evaluate import Evaluation, evaluate
+from skipless.evaluate import Evaluation, evaluate, spread, spread_over_others
 from skipless.generate import Sampling, sample_text
 from skipless.health import first_nonfinite, health, parts_of
 from skipless.inspect import flops_per_token, plan
@@ -436,11 +436,18 @@ class Trainer:
                     found[f"{path}.{name}"] = values[0] if len(values) == 1 else values
         return found
 
-    def evaluate(self, between: Callable[[], None] = lambda: None) -> Evaluation:
-        """The held-out loss so far."""
-        rows = self.cfg.train.eval_rows
+    def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation, Evaluation | None]:
+        """The held-out loss so far: on the rows that runs are judged by, and on those that they are tuned by."""
+        n_rows, train = len(self.corpus.valid), self.cfg.train
+        judged = spread(n_rows, train.eval_rows)
+        tuned = spread_over_others(n_rows, judged, train.tuning_rows)
         with self.autocast():
-            return evaluate(self.model, self.cfg, self.corpus, max_rows=rows, between=between, group=self.group)
+            found = [
+                evaluate(self.model, self.cfg, self.corpus, rows=rows, between=between, group=self.group)
+                for rows in (judged, tuned)
+                if len(rows)
+            ]
+        return found[0], found[1] if len(found) > 1 else None
 
     # ------------------------------------------------------------------- save and restore
 
@@ -567,7 +574,7 @@ class Session:
             self._write(self._record(**values))
 
     def _evaluate(self) -> None:
-        result = self.trainer.evaluate(between=self._ask_for_signals)
+        result, tuned = self.trainer.evaluate(between=self._ask_for_signals)
         state = self.trainer.state
         if not math.isfinite(result.loss):
             raise NonFinite(f"step {state.step}: the held-out loss is {result.loss}; the last checkpoint is as it was")
@@ -575,6 +582,8 @@ class Session:
         values = {"valid_loss": result.loss, "valid_perplexity": result.perplexity}
         if result.bits_per_byte is not None:
             values["valid_bits_per_byte"] = result.bits_per_byte
+        if tuned is not None:
+            values["tuning_loss"] = tuned.loss
         self._write(self._record(**values))
 
     def _sample(self) -> None:
@@ -711,6 +720,12 @@ def check_data(cfg: RunConfig, corpus: Corpus) -> None:
     """Raise where the corpus cannot give what the training will ask for."""
     if not len(corpus.valid):
         raise UserError("there is no held-out text to evaluate on: set data.valid_fraction or data.valid_source")
+    rows = cfg.train.eval_rows + cfg.train.tuning_rows
+    if cfg.train.tuning_rows and len(corpus.valid) < rows:
+        raise UserError(
+            f"train.eval_rows and train.tuning_rows ask for {rows} held-out sequences, and there are "
+            f"{len(corpus.valid)}: lower them, or raise data.valid_fraction"
+        )
     if cfg.task == "masked" and corpus.tokenizer.mask_id is None:
         raise UserError(
             f"a masked model needs a tokeniser with a mask token, and {cfg.data.tokenizer!r} has none: "

@@ -13,7 +13,7 @@ import zstandard
 from skipless import BLOCKS, CausalLM, ModelConfig
 from skipless.cli import run
 from skipless.config import parse_block
-from skipless.experiments.figures import EXPERIMENTS
+from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.recipes import recipe
 from tests.finetune.glue import small_glue
 

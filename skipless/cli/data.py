@@ -5,7 +5,7 @@ from typing import Annotated
 
 import typer
 
-from skipless.cli.frame import CacheOption, ConfigOption, JsonOption, SetOption, app, resolve
+from skipless.cli.frame import CacheOption, ConfigOption, CorpusOption, JsonOption, SetOption, app, resolve, set_corpora
 
 data_app = typer.Typer(
     help="Prepare text for training and look at it.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -20,6 +20,7 @@ def data_build(
     source: Annotated[
         str | None, typer.Option(help="python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field.")
     ] = None,
+    corpus: CorpusOption = None,
     settings: SetOption = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build again what is there already.")] = False,
     cache_dir: CacheOption = None,
@@ -39,10 +40,11 @@ def data_build(
     from skipless.data import prepare
     from skipless.progress import TrainView
 
+    set_corpora(corpus)
     cfg = resolve(recipe, config, None, {"data.source": source}, settings)
     view = TrainView(Console(stderr=as_json))
-    corpus = prepare(cfg.data, cache_dir=cache_dir, progress=view.data, rebuild=rebuild)
-    print(json.dumps({"path": str(corpus.path), **corpus.info})) if as_json else display.show_corpus(corpus)
+    built = prepare(cfg.data, cache_dir=cache_dir, progress=view.data, rebuild=rebuild)
+    print(json.dumps({"path": str(built.path), **built.info})) if as_json else display.show_corpus(built)
 
 
 @data_app.command("show")
@@ -52,6 +54,7 @@ def data_show(
     source: Annotated[
         str | None, typer.Option(help="python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field.")
     ] = None,
+    corpus: CorpusOption = None,
     settings: SetOption = None,
     rows: Annotated[int, typer.Option(help="Training sequences to show.", min=0)] = 2,
     cache_dir: CacheOption = None,
@@ -65,6 +68,6 @@ def data_show(
     from skipless import display
     from skipless.data import prepare
 
+    set_corpora(corpus)
     cfg = resolve(recipe, config, None, {"data.source": source}, settings)
-    corpus = prepare(cfg.data, cache_dir=cache_dir)
-    display.show_corpus(corpus, rows)
+    display.show_corpus(prepare(cfg.data, cache_dir=cache_dir), rows)

@@ -10,7 +10,7 @@ from typing import Annotated, Any
 
 import typer
 
-from skipless.cli.frame import STOPPED, CacheOption, JsonOption, SetOption, app
+from skipless.cli.frame import STOPPED, CacheOption, CorpusOption, JsonOption, SetOption, app, set_corpora
 from skipless.errors import UserError
 
 NOTES = "notes.yaml"
@@ -37,9 +37,12 @@ def reproduce(
         ),
     ] = Path("results"),
     rates: Annotated[Path | None, typer.Option(help="Tuned values, as `skipless sweep` writes them.")] = None,
-    source: Annotated[
-        str | None,
-        typer.Option(help="Text for every run: python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field."),
+    corpus: CorpusOption = None,
+    archive: Annotated[
+        Path | None,
+        typer.Option(
+            help="An archive of finished runs: what is in it is not trained again, and what is finished goes into it."
+        ),
     ] = None,
     glue_dir: Annotated[
         str | None,
@@ -64,32 +67,28 @@ def reproduce(
 
     - `skipless reproduce fig5 --seeds 3 --jobs 2`
 
-    - `skipless reproduce languini --source 'jsonl:books.jsonl.zst#text' --budget 60`
+    - `skipless reproduce languini --corpus 'books=jsonl:books.jsonl.zst#text' --budget 60`
 
-    - `skipless reproduce fig7 tab1 tab2 --source 'jsonl:wiki.jsonl.zst#text' --glue-dir glue --jobs 2`
+    - `skipless reproduce fig7 tab1 tab2 --corpus 'wiki=jsonl:wiki.jsonl.zst#text' --glue-dir glue --jobs 2`
+
+    - `skipless reproduce all --runs docs/results/runs --budget 0 --seeds 3`
 
     - `skipless reproduce all --scale paper --seeds 3`
     """
+    from skipless.config import parse_overrides
     from skipless.experiments.recipes import Scale, load_rates
 
     if not list_only and not ids:
         raise UserError("give the ids of experiments, or all; `skipless reproduce --list` shows them")
-    where = Scale(scale, load_rates(rates) if rates else None, _changes(source, settings))
+    set_corpora(corpus)
+    where = Scale(scale, load_rates(rates) if rates else None, parse_overrides(settings or []))
     if list_only:
         _list(ids or ["all"], where, as_json=as_json)
         return
-    given = [*(("--rates", str(rates)) if rates else ()), *(("--source", source) if source else ())]
-    given += ["--glue-dir", glue_dir] if glue_dir else []
+    given = [*(("--rates", str(rates)) if rates else ())]
     given += [word for setting in settings or [] for word in ("--set", setting)]
     again = shlex.join(["--scale", scale, "--seeds", str(seeds), *given])
-    _reproduce(ids or [], where, seeds, budget, jobs, (runs, out, cache_dir, glue_dir), again, as_json=as_json)
-
-
-def _changes(source: str | None, settings: list[str] | None) -> dict[str, Any]:
-    from skipless.config import parse_overrides
-
-    given = {} if source is None else {"data.source": source, "data.valid_source": None}
-    return {**given, **parse_overrides(settings or [])}
+    _reproduce(ids or [], where, seeds, budget, jobs, (runs, archive, out, cache_dir, glue_dir), again, as_json=as_json)
 
 
 def _list(ids: list[str], scale: Any, *, as_json: bool) -> None:
@@ -108,7 +107,7 @@ def _reproduce(
     seeds: int,
     budget: float | None,
     jobs: int,
-    folders: tuple[Path, Path, Path | None, str | None],
+    folders: tuple[Path, Path | None, Path, Path | None, str | None],
     again: str,
     *,
     as_json: bool,
@@ -116,7 +115,8 @@ def _reproduce(
     from rich.console import Console
 
     from skipless import display
-    from skipless.experiments.figures import judge
+    from skipless.experiments.archive import archive as archive_run
+    from skipless.experiments.experiment import judge
     from skipless.experiments.reproduce import (
         Pool,
         as_dict,
@@ -130,24 +130,26 @@ def _reproduce(
     from skipless.progress import ReproduceView
 
     begun = time.monotonic()
-    runs, out, cache_dir, glue_dir = folders
+    runs, archive, out, cache_dir, glue_dir = folders
     experiments, notes = choose(ids), read_notes(out)
     display.pyplot()  # what draws the plots should be missing now rather than in an hour
     if glue_dir:
         check_glue(glue_dir, experiments, scale)  # the same for a file of GLUE
-    tasks = plan(experiments, scale, seeds, Shelf(runs), speed_of(scale))
+    tasks = plan(experiments, scale, seeds, Shelf(runs, archive), speed_of(scale))
     view = ReproduceView(Console(stderr=as_json))
     deadline = None if budget is None else begun + 60 * budget
     pool = Pool(jobs, cache_dir, deadline, view)
+    if archive is not None:
+        pool.done = lambda task: archive_run(task.run, archive) and None
     try:
         done = [pool.run(tasks)]
         if glue_dir:
-            tuning = plan_fine_tunings(experiments, scale, seeds, Shelf(runs), glue_dir)
+            tuning = plan_fine_tunings(experiments, scale, seeds, Shelf(runs, archive), glue_dir)
             done.append(pool.run(tuning))
             tasks += tuning
     finally:
         view.close()
-    shelf = Shelf(runs)
+    shelf = Shelf(runs, archive)
     findings = [judge(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
     findings = [replace(one, note=str(notes.get(one.id, ""))) for one in findings]
     finished = {name for progress in done for name in progress.finished}

@@ -114,6 +114,28 @@ CacheOption = Annotated[
 ]
 
 
+CorpusOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--corpus",
+        metavar="NAME=SOURCE",
+        help="Where a corpus is that recipes name: `code=files:src/**/*.py`, `wiki=jsonl:wiki.jsonl.zst#text`.",
+    ),
+]
+
+
+def set_corpora(given: list[str] | None) -> None:
+    """Say where corpora are, for this process and those that it starts."""
+    from skipless.data.sources import corpus_variable, open_source
+
+    for item in given or []:
+        name, equals, source = item.partition("=")
+        if not equals or not source:
+            raise UserError(f"--corpus takes NAME=SOURCE, as code='files:src/**/*.py', got {item!r}")
+        open_source(source)
+        os.environ[corpus_variable(name)] = source
+
+
 def resolve(
     recipe: str, config: Path | None, block: str | None, given: dict[str, Any], settings: list[str] | None
 ) -> Any:

@@ -6,7 +6,17 @@ from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipless.cli.frame import BlockOption, CacheOption, ConfigOption, JsonOption, SetOption, app, resolve
+from skipless.cli.frame import (
+    BlockOption,
+    CacheOption,
+    ConfigOption,
+    CorpusOption,
+    JsonOption,
+    SetOption,
+    app,
+    resolve,
+    set_corpora,
+)
 from skipless.errors import UserError
 
 if TYPE_CHECKING:
@@ -46,6 +56,7 @@ def train(
     parallel: Annotated[
         str | None, typer.Option(help="Under torchrun: ddp (whole models) or fsdp (shares of one).  [default: ddp]")
     ] = None,
+    corpus: CorpusOption = None,
     settings: SetOption = None,
     resume: Annotated[str | None, typer.Option(help="`auto`: go on from the newest valid checkpoint.")] = None,
     accept_changes: Annotated[
@@ -93,6 +104,7 @@ def train(
         "train.seed": seed,
         "parallel.kind": parallel,
     }
+    set_corpora(corpus)
     cfg = resolve(recipe, config, block, given, settings)
     trackers = [] if track == "none" else [one.strip() for one in track.split(",")]
     name = f"{(block or 'sas-p').split(':')[0]}-{cfg.digest}" if name is None else name

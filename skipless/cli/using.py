@@ -57,6 +57,7 @@ def evaluate(
     from skipless import display
     from skipless.data import prepare
     from skipless.evaluate import evaluate as measure
+    from skipless.evaluate import spread
     from skipless.runs import choose_checkpoint, find_run, is_export, load_checkpoint
 
     if is_export(Path(run)):
@@ -68,7 +69,8 @@ def evaluate(
         data = data.replace(source=source, valid_source=None, valid_fraction=0.0, tokenizer=str(found.tokenizer_file))
     model = load_checkpoint(found, choose_checkpoint(found, which))
     corpus = prepare(data, cache_dir=cache_dir)
-    result = measure(model, cfg, corpus, tokens=corpus.train if source else corpus.valid, max_rows=rows)
+    tokens = corpus.train if source else corpus.valid
+    result = measure(model, cfg, corpus, tokens=tokens, rows=spread(len(tokens), rows) if rows else None)
     if as_json:
         print(json.dumps({"run": str(found.folder), "source": data.source, **asdict(result)}))
     else:
@@ -160,7 +162,8 @@ def generate(
 
 def _find_all(names: list[str], scale: str, folder: Path) -> tuple[list["Finding"], list["Run"]]:
     """What was asked for: an experiment's id, or a run by name or path."""
-    from skipless.experiments.figures import EXPERIMENTS, find
+    from skipless.experiments.catalogue import EXPERIMENTS
+    from skipless.experiments.experiment import find
     from skipless.runs import find_run
 
     findings, runs = [], []

@@ -135,11 +135,44 @@ class Hub(Source):
         return _hash([("hf", self.dataset, self.config, self.split, self.field)])
 
 
+CORPORA: dict[str, str | None] = {
+    "code": "python-stdlib",
+    "wiki": "hf:wikimedia/wikipedia:20231101.en#text",
+    "books": None,  # Languini's can no longer be had
+    "codeparrot": "hf:huggingface-course/codeparrot-ds-train#content",
+    "codeparrot-valid": "hf:huggingface-course/codeparrot-ds-valid#content",
+    "pile": "hf:monology/pile-uncopyrighted#text",
+}
+"""The corpora that experiments name, and where each is unless `$SKIPLESS_CORPUS_NAME` says otherwise."""
+
+
+def corpus_variable(name: str) -> str:
+    """The environment variable that says where a corpus is."""
+    if name not in CORPORA:
+        raise unknown("corpus", name, CORPORA)
+    return f"SKIPLESS_CORPUS_{name.upper().replace('-', '_')}"
+
+
+def corpus_source(name: str) -> Source:
+    """`corpus:NAME`: text by what it is, wherever it lies on this machine.
+
+    So the configuration of a run names its corpus and no path; what the text really was is kept in its fingerprint.
+    """
+    variable = corpus_variable(name)
+    spec = os.environ.get(variable) or CORPORA[name]
+    if spec is None:
+        raise UserError(f"corpus {name!r} is not here: say where with --corpus {name}=jsonl:PATH#field, or ${variable}")
+    if spec.startswith("corpus:"):
+        raise UserError(f"corpus {name!r} must be a source, not another corpus: {spec!r}")
+    return open_source(spec)
+
+
 SOURCES: dict[str, Callable[[str], Source]] = {
     "python-stdlib": PythonStdlib,
     "files": Files,
     "jsonl": JsonLines,
     "hf": Hub,
+    "corpus": corpus_source,
 }
 """What may stand before the first colon of a source."""
 

@@ -4,14 +4,11 @@ Tolerances, as shares of the other block's loss: what the paper calls a match is
 beyond it; `slightly` better or worse is anything beyond 0. See docs/experiments.md.
 """
 
-import itertools
 import statistics
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import Any
 
-from skipless.config import RunConfig
 from skipless.experiments.evidence import (
     Claim,
     Evidence,
@@ -27,9 +24,9 @@ from skipless.experiments.evidence import (
     swept_plot,
     valid_loss,
 )
-from skipless.experiments.outcome import OPEN, Finding, Plot, Verdict
+from skipless.experiments.experiment import Configs, experiment
+from skipless.experiments.outcome import OPEN, Plot, Verdict
 from skipless.experiments.recipes import BETAS, MLP_GAINS, PROTOCOLS, Scale
-from skipless.experiments.shelf import Shelf, with_seed
 from skipless.finetune import AVERAGE, scores, summarise
 from skipless.inspect import count_parameters
 
@@ -47,77 +44,6 @@ SMALL_RATIO = 0.05
 
 SHARE, NUMBER = ".0%", ".3g"
 """How a quantity is written that is not the difference between two blocks."""
-
-Configs = dict[str, RunConfig]
-
-
-@dataclass(frozen=True)
-class Experiment:
-    """A figure or table of the paper."""
-
-    id: str
-    title: str
-    paper: str
-    """What the paper found."""
-    configs: Callable[[Scale], Configs]
-    """The labelled runs at a scale; a seed is added to each by whoever runs them."""
-    claims: Callable[[Scale], Sequence[Claim]]
-    plots: Callable[[Scale, Evidence], Sequence[Plot]]
-    on_glue: bool = False
-    """Whether its models are fine-tuned as well."""
-
-
-EXPERIMENTS: dict[str, Experiment] = {}
-"""By id, in the paper's order."""
-
-
-def experiment(
-    id: str,
-    title: str,
-    paper: str,
-    configs: Callable[[Scale], Configs],
-    plots: Callable[[Scale, Evidence], list[Plot]],
-    on_glue: bool = False,
-) -> Callable[[Callable[[Scale], list[Claim]]], Callable[[Scale], list[Claim]]]:
-    """Register the function that states the claims of an experiment."""
-
-    def register(claims: Callable[[Scale], list[Claim]]) -> Callable[[Scale], list[Claim]]:
-        EXPERIMENTS[id] = Experiment(id, title, paper, configs, claims, plots, on_glue)
-        return claims
-
-    return register
-
-
-def find(name: str, scale: str, folder: Path) -> Finding:
-    """What the runs in a folder say of an experiment, with as many seeds as there are."""
-    where, shelf = Scale(scale), Shelf(folder)
-    configs = EXPERIMENTS[name].configs(where).values()
-    several = (n for n in itertools.count() if not any(shelf.find(with_seed(cfg, n)).exists for cfg in configs))
-    seeds = next(several)
-    again = f"skipless reproduce {name} --scale {scale} --seeds {max(seeds, 1)}"
-    return judge(EXPERIMENTS[name], where, seeds, shelf, again)
-
-
-def judge(experiment: Experiment, scale: Scale, seeds: int, shelf: Shelf, command: str) -> Finding:
-    """What the runs of some seeds say of an experiment."""
-    histories: dict[str, dict[int, History]] = {}
-    for label, cfg in experiment.configs(scale).items():
-        for seed in range(seeds):
-            run = shelf.find(with_seed(cfg, seed))
-            if run.exists:
-                histories.setdefault(label, {})[seed] = History.read(run)
-    evidence = Evidence(histories)
-    return Finding(
-        id=experiment.id,
-        title=experiment.title,
-        paper=experiment.paper,
-        scale=scale.name,
-        seeds=tuple(sorted({seed for label in histories for seed in evidence.finished(label)})),
-        command=command,
-        verdicts=tuple(claim.judge(evidence) for claim in experiment.claims(scale)),
-        plots=tuple(plot for plot in experiment.plots(scale, evidence) if plot.series),
-        runs=evidence.runs(),
-    )
 
 
 def decoders(*blocks: str) -> Callable[[Scale], Configs]:
@@ -649,7 +575,11 @@ def _vp_lr_configs(scale: Scale) -> Configs:
     for init in ("identity", "orthogonal"):
         for factor in swept_betas(scale):
             fixed = scale.decoder(f"sas-{init}-0")
-            free = fixed if not factor else scale.decoder(f"sas-dense-{init}", vp_lr_factor=factor, lr=lr)
+            free = (
+                fixed
+                if not factor
+                else scale.decoder(f"sas-dense-{init}", {"train.vp_lr_factor": factor, "train.lr": lr})
+            )
             runs[_vp_label(init, factor)] = free
     return {**_fig3_configs(scale), **runs}
 
@@ -694,7 +624,7 @@ def _vp_lr(scale: Scale) -> list[Claim]:
 
 def _schedule_configs(scale: Scale) -> Configs:
     return {
-        f"{block}, {schedule}": scale.decoder(block, schedule=schedule)
+        f"{block}, {schedule}": scale.decoder(block, {"train.schedule": schedule})
         for block in ("pre-ln", "sas", "sas-p")
         for schedule in ("linear", "cosine")
     }

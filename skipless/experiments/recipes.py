@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from skipless.config import (
     BLOCKS,
+    TRAINED,
     BlockConfig,
     DataConfig,
     GainConfig,
@@ -112,9 +113,21 @@ def block_name(block: BlockConfig) -> str:
 
 
 def laptop(block: str = "sas-p") -> RunConfig:
-    """Real Python code on two cores in minutes: 12 layers of width 128 on the standard library's source."""
+    """Real Python code on two cores in minutes: 12 layers of width 128 on the standard library's source.
+
+    The embedding is normalised before the first block, which makes Pre-LN as strong as it gets at this size (the
+    experiment `baseline`). To a block without a skip it makes no difference: its own norm does the same.
+    """
     return RunConfig(
-        model=ModelConfig(block=find_block(block), n_layer=12, d_model=128, n_head=4, vocab_size=4096, max_seq_len=128),
+        model=ModelConfig(
+            block=find_block(block),
+            n_layer=12,
+            d_model=128,
+            n_head=4,
+            vocab_size=4096,
+            max_seq_len=128,
+            embedding_norm=True,
+        ),
         data=DataConfig(source="python-stdlib", vocab_size=4096, seq_len=128),
         train=TrainConfig(steps=2000, batch_size=8, lr=2e-3),
     )
@@ -137,6 +150,7 @@ def study(block: str = "sas-p") -> RunConfig:
     length, vocabulary = 64, 2048
     return laptop(block).override(
         {
+            "data.source": "corpus:code",
             "model.n_layer": 12,
             "model.d_model": 64,
             "model.n_head": 4,
@@ -145,11 +159,16 @@ def study(block: str = "sas-p") -> RunConfig:
             "data.seq_len": length,
             "data.vocab_size": vocabulary,
             "train.steps": 2000,
-            "train.batch_size": 8,
+            "train.batch_size": 16,
             "train.eval_every": 200,
             "train.eval_rows": 256,
+            "train.tuning_rows": 256,
+            "train.sample_every": 0,
             "train.save_every": 500,
             "train.keep_last": 1,
+            "train.log_every": 20,
+            "train.gains_every": 100,
+            "train.health_every": 500,
         }
     )
 
@@ -185,15 +204,17 @@ def is_skipless(block: BlockConfig) -> bool:
 
 
 def study_books(block: str = "sas-p") -> RunConfig:
-    """`languini` at laptop scale; the text is the standard library's unless another source is given."""
+    """`languini` at laptop scale."""
     length = 512
     return study(block).override(
         {
             **_LANGUINI_PARTS,
+            "data.source": "corpus:books",
             "model.max_seq_len": length,
             "data.seq_len": length,
             "train.batch_size": 4,
             "train.eval_rows": 64,
+            "train.tuning_rows": 64,
         }
     )
 
@@ -208,8 +229,8 @@ def codeparrot(block: str = "sas-p") -> RunConfig:
             block=find_block(block), n_layer=18, d_model=768, n_head=12, d_ff=3072, vocab_size=50_000, max_seq_len=128
         ),
         data=DataConfig(
-            source="hf:huggingface-course/codeparrot-ds-train#content",
-            valid_source="hf:huggingface-course/codeparrot-ds-valid#content",
+            source="corpus:codeparrot",
+            valid_source="corpus:codeparrot-valid",
             tokenizer="huggingface-course/code-search-net-tokenizer",
             vocab_size=50_000,
             packing="chunks",
@@ -250,6 +271,30 @@ def codeparrot_deep(block: str = "sas-p") -> RunConfig:
     return _narrow(codeparrot(block).override({"model.n_layer": 72}))
 
 
+def codeparrot_authors(block: str = "sas-p") -> RunConfig:
+    """`codeparrot` as the authors' released code has it, where that differs from the paper's text.
+
+    Learned positions for 1,024 tokens, biases of queries and keys, RMSNorm as x / (rms + 1e-5), a LayerNorm with a
+    bias at the end, a trainable α_FF in SAS. What their script calls Value-SkipInit is shaped attention with dense
+    orthogonal V and P. Without norms, their first block keeps a LayerNorm on its input: the normalised embedding here.
+    """
+    name = "sas-dense-orthogonal" if block == "v-skipinit" else block
+    own = find_block(name)
+    parts: dict[str, Any] = {"qk_bias": True, "norm_eps": 1e-5, "norm_bias": True}
+    if own.norm != "none":
+        parts["norm"] = "rms-plus-eps"
+    if own.layout == "sequential" and is_skipless(own) and own.alpha_ff is not None:
+        parts["alpha_ff"] = TRAINED
+    return codeparrot(name).override(
+        {
+            "model.block": own.replace(**parts).model_dump(),
+            "model.positions": "learned",
+            "model.max_seq_len": 1024,
+            "model.outer_norm": "layernorm",
+        }
+    )
+
+
 BERT_PEAK_LR = {"sas": 3e-3, "sas-p": 3e-3, "sas-p-nonorm": 2e-3}
 """The paper's peak learning rates where it tuned them; crammed BERT's own 1e-3 for the blocks with all their parts."""
 
@@ -259,12 +304,12 @@ LAPTOP_BERT_PEAK_LR = {"sas": 6e-3, "sas-p": 6e-3, "sas-p-nonorm": 4e-3}
 
 
 def bert_block(spec: str, n_layer: int) -> BlockConfig:
-    """A block with the encoder's parts: GLU with GELU, LayerNorm of eps 1e-12; in the simplified ones β_FF is 0.05.
+    """A block with crammed BERT's parts: GLU with GELU, LayerNorm with a bias, eps 1e-12; β_FF 0.05 in simplified ones.
 
     0.05 is the paper's value at 16 layers; at other depths it goes with 1/√L, as the paper's O(1/√L) has it.
     """
     name = spec.partition(":")[0]
-    parts: dict[str, Any] = {"mlp": "glu", "activation": "gelu", "norm_eps": 1e-12}
+    parts: dict[str, Any] = {"mlp": "glu", "activation": "gelu", "norm_eps": 1e-12, "norm_bias": True}
     if not name.endswith("nonorm"):
         parts["norm"] = "layernorm"
     if name.startswith("sas"):
@@ -289,7 +334,7 @@ def crammed_bert(block: str = "sas-p") -> RunConfig:
             outer_norm="layernorm",
         ),
         data=DataConfig(
-            source="hf:monology/pile-uncopyrighted#text",
+            source="corpus:pile",
             max_bytes=24_000_000_000,  # 5B tokens, more than 24 hours of the paper's GPU could read
             valid_fraction=0.001,
             tokenizer="wordpiece",
@@ -309,6 +354,7 @@ def crammed_bert(block: str = "sas-p") -> RunConfig:
             weight_decay=0.1,
             clip=0.5,
             schedule="triangle",
+            warmup_from=0.25,
             mask_share=0.25,
             eval_every=200,
             eval_rows=4096,
@@ -324,7 +370,7 @@ _LANGUINI_PARTS = {"model.positions": "alibi", "model.block.activation": "gelu",
 def languini(block: str = "sas-p") -> RunConfig:
     """The paper's decoder on books: 12 layers of width 768, ALiBi, GELU, 19,000 steps of 128 sequences of 512 tokens.
 
-    Languini's own books can no longer be had: give any with `--source`.
+    Languini's own books can no longer be had: say where others are with `--corpus books=…`.
     """
     return codeparrot(block).override(
         {
@@ -332,7 +378,7 @@ def languini(block: str = "sas-p") -> RunConfig:
             "model.n_layer": 12,
             "model.max_seq_len": 512,
             "model.vocab_size": 16_384,
-            "data": DataConfig(source="jsonl:books.jsonl.zst#text", vocab_size=16_384, seq_len=512).model_dump(),
+            "data": DataConfig(source="corpus:books", vocab_size=16_384, seq_len=512).model_dump(),
             "train.steps": 19_000,
             "train.warmup": 500,
             "train.micro_batch": 16,
@@ -343,6 +389,8 @@ def languini(block: str = "sas-p") -> RunConfig:
 
 def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
     """`crammed-bert` for a quarter of an hour of one core: 4 layers of width 128, 8,192 words, 8 million tokens.
+
+    The budget is in tokens, the same for every block: minutes on a machine that does other things measure nothing.
 
     Weights are 0.02·√(768/128) at first, so that a block of this width does to its input what the paper's does. With
     rotary positions: of sinusoids, with or without a scale, so short a training learns little (docs/bert.md).
@@ -356,15 +404,20 @@ def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
         "model.vocab_size": 8192,
         "model.positions": "rotary",
         "model.init_std": 0.05,
-        "data.source": "hf:wikimedia/wikipedia:20231101.en#text",
+        "data.source": "corpus:wiki",
         "data.max_bytes": 80_000_000,
         "data.valid_fraction": 0.02,
         "data.vocab_size": 8192,
-        "train.minutes": 15,
+        "train.minutes": None,
+        "train.tokens": 8_000_000,
         "train.lr": LAPTOP_BERT_PEAK_LR.get(block.partition(":")[0], 3e-3),
         "train.batch_size": 16,
         "train.micro_batch": 8,
         "train.eval_rows": 256,
+        "train.tuning_rows": 256,
+        "train.health_every": 500,
+        "train.gains_every": 200,
+        "train.log_every": 20,
     }
     return crammed_bert(block).override(changes)
 
@@ -383,6 +436,7 @@ RECIPES: dict[str, Callable[[str], RunConfig]] = {
     "codeparrot-long": codeparrot_long,
     "codeparrot-shallow": codeparrot_shallow,
     "codeparrot-deep": codeparrot_deep,
+    "codeparrot-authors": codeparrot_authors,
     "crammed-bert": crammed_bert,
     "languini": languini,
 }
@@ -511,15 +565,15 @@ class Scale:
         """Whether this is the paper's own scale."""
         return self.name == "paper"
 
-    def run(self, kind: str, block: str, **changes: Any) -> RunConfig:
-        """A run of a kind with a block, and with keys of `train` changed by their names."""
+    def run(self, kind: str, block: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
+        """A run of a kind with a block, and with keys changed by their dotted names."""
         cfg = recipe(SCALES[self.name][kind], block, self.rates)
-        changed = {**{f"train.{key}": value for key, value in changes.items()}, **self.changes}
+        changed = {**(changes or {}), **self.changes}
         budgets = ("train.steps", "train.tokens", "train.minutes")
         if any(budget in changed for budget in budgets):  # it takes the place of the recipe's, whichever that is
             changed = {**dict.fromkeys(budgets), **changed}
         return cfg.override(changed)
 
-    def decoder(self, block: str, **changes: Any) -> RunConfig:
+    def decoder(self, block: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
         """The decoder that most experiments train."""
-        return self.run("decoder", block, **changes)
+        return self.run("decoder", block, changes)

@@ -13,7 +13,7 @@ import sys
 import tempfile
 import time
 from collections import deque
-from collections.abc import Iterable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -25,7 +25,8 @@ from skipless.atomic import IN_USE, is_locked, make_folder, write_json
 from skipless.config import FinetuneConfig, ModelConfig, RunConfig
 from skipless.data.glue import parse_tasks, read_task
 from skipless.errors import UserError, unknown
-from skipless.experiments.figures import EXPERIMENTS, Experiment
+from skipless.experiments.catalogue import EXPERIMENTS
+from skipless.experiments.experiment import Experiment
 from skipless.experiments.outcome import Finding
 from skipless.experiments.recipes import PROTOCOLS, Protocol, Scale
 from skipless.experiments.shelf import Shelf, State, run_key, state, with_seed
@@ -165,14 +166,12 @@ def choose(ids: Sequence[str]) -> list[Experiment]:
 
 def plan(experiments: Iterable[Experiment], scale: Scale, seeds: int, shelf: Shelf, speed: float) -> list[Task]:
     """Every run once; the first seed of all experiments before the second, so that a short budget shows most."""
-    needed = [cfg for one in experiments for cfg in one.configs(scale).values()]
+    needed = [(seed, cfg) for one in experiments for _, seed, cfg in one.runs(scale, seeds)]
     tasks: dict[str, Task] = {}
-    for seed in range(seeds):
-        for cfg in needed:
-            seeded = with_seed(cfg, seed)
-            key = run_key(seeded)
-            if key not in tasks:
-                tasks[key] = Task(seeded, shelf.find(seeded), cost(seeded, speed))
+    for _, cfg in sorted(needed, key=lambda pair: pair[0]):
+        key = run_key(cfg)
+        if key not in tasks:
+            tasks[key] = Task(cfg, shelf.find(cfg), cost(cfg, speed))
     return list(tasks.values())
 
 
@@ -312,6 +311,9 @@ class Pool:
     """On the monotonic clock."""
     watcher: Watcher = field(default_factory=Watcher)
 
+    done: Callable[[Task], None] = lambda task: None
+    """Called with each task that was finished here."""
+
     def run(self, tasks: Sequence[Task]) -> Progress:
         """Train what is not finished; ends when all is done, or has failed, or the deadline has come."""
         self.progress = Progress(tasks)
@@ -414,6 +416,7 @@ class Pool:
     def _finish(self, task: Task) -> None:
         self.progress.running.pop(task.name, None)
         self.progress.finished.add(task.name)
+        self.done(task)
         self.watcher.finished(task, self.progress)
 
     def _leave(self, task: Task) -> None:

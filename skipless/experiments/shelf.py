@@ -32,18 +32,23 @@ def run_name(cfg: RunConfig) -> str:
 
 
 class Shelf:
-    """The runs in a folder, by their configuration."""
+    """The runs in a folder, and in an archive if one is given, by their configuration. New ones go into the folder."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self, folder: Path, archive: Path | None = None) -> None:
         self.folder = folder
         self.known: dict[str, Run] = {}
-        for path in sorted(folder.glob("*/config.json")):
+        for path in [
+            *sorted(folder.glob("*/config.json")),
+            *(sorted(archive.glob("*/config.json")) if archive else ()),
+        ]:
             run = Run(path.parent)
             try:
                 key = run_key(run.config())
-            except UserError:  # of another version, or not ours
-                continue
-            if key not in self.known or state(run).finished:
+            except UserError:
+                if run.archived_metrics_file.exists():  # a published run must stay readable
+                    raise
+                continue  # of another version, or not ours
+            if key not in self.known or not state(self.known[key]).finished:
                 self.known[key] = run
 
     def find(self, cfg: RunConfig) -> Run:
@@ -65,7 +70,7 @@ def state(run: Run) -> State:
     if not run.exists:
         return State(finished=False, share=0.0)
     train, last, evaluated = run.config().train, {}, {}
-    for record in _last_records(run.metrics_file):
+    for record in _last_records(run.metrics_file) or run.metrics():
         last = record
         if record.get("valid_loss") is not None:
             evaluated = record

@@ -176,11 +176,11 @@ class Attention(nn.Module):
         super().__init__()
         block = cfg.block
         self.n_head = cfg.n_head
-        self.query = nn.Linear(cfg.d_model, cfg.d_model, bias=block.bias)
-        self.key = nn.Linear(cfg.d_model, cfg.d_model, bias=block.bias)
+        self.query = nn.Linear(cfg.d_model, cfg.d_model, bias=block.bias or block.qk_bias)
+        self.key = nn.Linear(cfg.d_model, cfg.d_model, bias=block.bias or block.qk_bias)
         qk_norm = (block.norm if block.norm != "none" else "rmsnorm") if block.qk_norm else "none"
-        self.query_norm = NORMS[qk_norm](cfg.d_head, block.norm_eps, block.bias)
-        self.key_norm = NORMS[qk_norm](cfg.d_head, block.norm_eps, block.bias)
+        self.query_norm = NORMS[qk_norm](cfg.d_head, block.norm_eps, block.bias or block.norm_bias)
+        self.key_norm = NORMS[qk_norm](cfg.d_head, block.norm_eps, block.bias or block.norm_bias)
         self.value = make_map(cfg, block.first_value if layer == 0 and block.first_value else block.value)
         self.projection = make_map(cfg, block.projection)
         self.mixing = MIXINGS[block.mixing](cfg)

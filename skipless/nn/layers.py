@@ -109,8 +109,16 @@ class RMSNorm(nn.Module):
         return f"{self.weight.numel()}, eps={self.eps}"
 
 
+class RMSPlusEps(RMSNorm):
+    """x / (√mean(x²) + eps) · weight: the form of RMSNorm in the authors' code."""
+
+    def forward(self, x: Tensor) -> Tensor:
+        return x / (x.norm(dim=-1, keepdim=True) * x.shape[-1] ** -0.5 + self.eps) * self.weight
+
+
 NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
     "rmsnorm": lambda width, eps, bias: RMSNorm(width, eps),
+    "rms-plus-eps": lambda width, eps, bias: RMSPlusEps(width, eps),
     "layernorm": lambda width, eps, bias: nn.LayerNorm(width, eps=eps, bias=bias),
     "none": lambda width, eps, bias: nn.Identity(),
 }
@@ -118,13 +126,13 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
 
 def make_norm(block: BlockConfig, width: int) -> nn.Module:
     """The norm inside a block."""
-    return NORMS[block.norm](width, block.norm_eps, block.bias)
+    return NORMS[block.norm](width, block.norm_eps, block.bias or block.norm_bias)
 
 
 def make_outer_norm(cfg: ModelConfig) -> nn.Module:
     """The norm after the embedding or after the last block, which is there also where the blocks have none."""
     kind = cfg.outer_norm or (cfg.block.norm if cfg.block.norm != "none" else "rmsnorm")
-    return NORMS[kind](cfg.d_model, cfg.block.norm_eps, cfg.block.bias)
+    return NORMS[kind](cfg.d_model, cfg.block.norm_eps, cfg.block.bias or cfg.block.norm_bias)
 
 
 # ------------------------------------------------------------------------------- MLPs

@@ -9,7 +9,8 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipless.experiments.evidence import Claim, Evidence, History, compare, interval, outcome, t_95
-from skipless.experiments.figures import EXPERIMENTS, find
+from skipless.experiments.catalogue import EXPERIMENTS
+from skipless.experiments.experiment import find
 from skipless.experiments.outcome import FAILS, HOLDS, OPEN
 from skipless.experiments.recipes import Scale
 from skipless.experiments.shelf import with_seed

@@ -16,7 +16,7 @@ from skipless import BLOCKS, CausalLM, ModelConfig, TrainConfig, UserError, cli,
 from skipless.checkpoint import Checkpoints
 from skipless.config import parse_block
 from skipless.data import prepare
-from skipless.evaluate import Evaluation, evaluate
+from skipless.evaluate import Evaluation, evaluate, spread
 from skipless.experiments.report import summarise
 from skipless.nn.layers import LearnedPositions, ReparamLinear
 from skipless.optim import batch_rows, learning_rate, make_optimizers, set_lr
@@ -330,7 +330,14 @@ def test_gains_of_every_layer_are_recorded(trained):
 def test_health_is_recorded_and_sane(trained):
     lines = [line for line in records(trained) if "health" in line]
     assert [line["step"] for line in lines] == [6, 12, 18, 24, 30]
-    bounds = {"kurtosis": (1, 32), "attention_entropy": (0, math.log(16)), "token_similarity": (-1, 1)}
+    bounds = {
+        "rms": (0, 10),
+        "kurtosis": (1, 32),
+        "neuron_kurtosis": (1, 32),
+        "max_median_ratio": (1, 1000),
+        "attention_entropy": (0, math.log(16)),
+        "token_similarity": (-1, 1),
+    }
     for line in lines:
         assert line["health"].keys() == bounds.keys()
         for name, (low, high) in bounds.items():
@@ -356,7 +363,7 @@ def with_losses(by_step: dict[int, float]) -> Recorder:
     """An observer that gives a trainer these held-out losses."""
 
     def begin(trainer):
-        trainer.evaluate = lambda between: Evaluation(by_step[trainer.state.step], 1.0, None, 1, 1)
+        trainer.evaluate = lambda between: (Evaluation(by_step[trainer.state.step], 1.0, None, 1, 1), None)
 
     return Recorder(on_begin=begin)
 
@@ -385,7 +392,8 @@ def test_a_loaded_model_has_the_recorded_loss(trained, trained_masked, cache_dir
     model, cfg = skipless.load(folder), Run(folder).config()
     assert not model.training
     assert model.tokenizer.vocab_size == cfg.model.vocab_size
-    found = evaluate(model, cfg, prepare(cfg.data, cache_dir=cache_dir), max_rows=cfg.train.eval_rows)
+    corpus = prepare(cfg.data, cache_dir=cache_dir)
+    found = evaluate(model, cfg, corpus, rows=spread(len(corpus.valid), cfg.train.eval_rows))
     assert found.loss == records(folder)[-1]["valid_loss"]
     again = skipless.load(newest(folder))
     assert torch.equal(again.embedding.weight, model.embedding.weight)

@@ -1,0 +1,64 @@
+"""The archive of published runs: of each finished run its configuration and its metrics, a few kilobytes.
+
+<folder>/<run>/
+    config.json             the configuration, the versions, the machine, the data's fingerprint
+    metrics.jsonl.gz        what was measured, to six digits; gains and signs of health to four
+    glue.json               what fine-tuning gave, where there was any; glue-from-scratch.json of a random encoder
+
+No weights, no path, no command line. Whatever reads a run's folder reads one of these: experiments are judged, drawn
+and written from it on any machine, without training.
+"""
+
+import gzip
+import json
+import shutil
+from pathlib import Path
+from typing import Any
+
+from skipless.atomic import STAGING_PREFIX, staged_folder, to_json
+from skipless.experiments.shelf import run_name, state
+from skipless.runs import Run
+
+KEPT = ("config", "versions", "machine", "data")
+"""What is kept of config.json."""
+
+RESULTS = ("glue.json", "glue-from-scratch.json")
+
+
+def archive(run: Run, folder: Path) -> bool:
+    """Put a finished run into the archive, unless it is there as it is; says whether anything was written."""
+    if not state(run).finished:
+        return False
+    files = {"config.json": to_json({key: run.info()[key] for key in KEPT}).encode(), "metrics.jsonl.gz": _metrics(run)}
+    for name in RESULTS:
+        path = run.folder / name
+        if path.exists():
+            files[name] = to_json(json.loads(path.read_text(encoding="utf-8"))).encode()
+    place = folder / run_name(run.config())
+    if place.exists() and all((place / name).exists() and (place / name).read_bytes() == files[name] for name in files):
+        return False
+    old = place.with_name(f"{STAGING_PREFIX}{place.name}-old")
+    with staged_folder(place, set_aside=old) as stage:
+        for name, content in files.items():
+            (stage / name).write_bytes(content)
+    shutil.rmtree(old, ignore_errors=True)
+    return True
+
+
+def _metrics(run: Run) -> bytes:
+    lines = "".join(json.dumps(_rounded(record), separators=(",", ":")) + "\n" for record in run.metrics())
+    return gzip.compress(lines.encode(), mtime=0)
+
+
+def _rounded(record: dict[str, Any]) -> dict[str, Any]:
+    return {key: _round(value, 4 if key in ("gains", "health") else 6) for key, value in record.items()}
+
+
+def _round(value: Any, digits: int) -> Any:
+    if isinstance(value, float):
+        return float(f"{value:.{digits}g}")
+    if isinstance(value, list):
+        return [_round(one, digits) for one in value]
+    if isinstance(value, dict):
+        return {key: _round(one, digits) for key, one in value.items()}
+    return value
