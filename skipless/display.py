@@ -313,7 +313,7 @@ def plot_bench(what: str, rows: Sequence["Row"], path: Path) -> None:
     plt.close(figure)
 
 
-OUTCOME_STYLES = {"holds": "green", "does not hold": "red", "not decidable": "yellow"}
+OUTCOME_STYLES = {"holds": "green", "differs (better)": "cyan", "does not hold": "red", "not decidable": "yellow"}
 
 
 def show_findings(findings: Sequence["Finding"]) -> None:
@@ -327,10 +327,14 @@ def show_findings(findings: Sequence["Finding"]) -> None:
         console.print(f"The paper: {finding.paper}", highlight=False)
         for verdict in finding.verdicts:
             style = OUTCOME_STYLES[verdict.outcome]
-            console.print(f"  [{style}]{verdict.outcome:>13}[/{style}]  {verdict.claim}", highlight=False)
-            console.print(Padding(escape(verdict.reason), (0, 0, 0, 17)), style="dim", highlight=False)
-    counts = {outcome: sum(v.outcome == outcome for f in findings for v in f.verdicts) for outcome in OUTCOME_STYLES}
-    console.print("\n" + ", ".join(f"{count} {outcome}" for outcome, count in counts.items()), highlight=False)
+            console.print(f"  [{style}]{verdict.outcome:>16}[/{style}]  {verdict.claim}", highlight=False)
+            console.print(Padding(escape(verdict.reason), (0, 0, 0, 20)), style="dim", highlight=False)
+    verdicts = [verdict for finding in findings for verdict in finding.verdicts]
+    for whose, of in (("claims of the paper", False), ("checks of our own", True)):
+        counted = [verdict.outcome for verdict in verdicts if verdict.own == of]
+        if counted:
+            counts = ", ".join(f"{counted.count(outcome)} {outcome}" for outcome in OUTCOME_STYLES)
+            console.print(f"\n{len(counted)} {whose}: {counts}", highlight=False)
 
 
 def show_left(left: Sequence[str], failed: Mapping[str, str]) -> None:

@@ -6,9 +6,11 @@ from pathlib import Path
 from typing import Any
 
 from skipless.config import RunConfig
-from skipless.experiments.evidence import Claim, Evidence, History
+from skipless.experiments.claims import Claim
+from skipless.experiments.evidence import Evidence, History
 from skipless.experiments.outcome import Finding, Plot
 from skipless.experiments.recipes import Scale
+from skipless.experiments.report import different_data
 from skipless.experiments.shelf import Shelf, with_seed
 
 MANY = 16
@@ -82,7 +84,7 @@ def judge(experiment: Experiment, scale: Scale, seeds: int, shelf: Shelf, comman
         run = shelf.find(cfg)
         if run.exists:
             histories.setdefault(label, {})[seed] = History.read(run)
-    evidence = Evidence(histories)
+    evidence = Evidence.timed(histories, shelf.timings)
     return Finding(
         id=experiment.id,
         title=experiment.title,
@@ -93,4 +95,6 @@ def judge(experiment: Experiment, scale: Scale, seeds: int, shelf: Shelf, comman
         verdicts=tuple(claim.judge(evidence) for claim in experiment.claims(scale)),
         plots=tuple(plot for plot in experiment.plots(scale, evidence) if plot.series),
         runs=evidence.runs(),
+        own=experiment.own,
+        warnings=different_data(evidence.runs()),
     )

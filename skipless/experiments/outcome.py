@@ -6,7 +6,9 @@ from typing import Literal
 
 from skipless.runs import Run
 
-HOLDS, FAILS, OPEN = "holds", "does not hold", "not decidable"
+HOLDS, BETTER, FAILS, OPEN = "holds", "differs (better)", "does not hold", "not decidable"
+OUTCOMES = (HOLDS, BETTER, FAILS, OPEN)
+Outcome = Literal["holds", "differs (better)", "does not hold", "not decidable"]
 
 
 @dataclass(frozen=True)
@@ -17,11 +19,19 @@ class Verdict:
     """As a sentence that can be false."""
     paper: str
     """What the paper's own figure or table says."""
-    outcome: Literal["holds", "does not hold", "not decidable"]
-    """`not decidable`: the difference is within the spread over seeds, or runs are missing."""
+    outcome: Outcome
+    """`differs (better)`: two blocks that should match do not, in favour of the simpler one; `not decidable`: the
+    difference is within the spread over seeds, or would not have been seen, or runs are missing."""
     reason: str
     """The comparison in a line, with its numbers, its tolerance and the seeds behind it."""
     numbers: Mapping[str, float] = field(default_factory=dict)
+    """Among them mean, low and high of the interval, the bounds above and below, least_effect and seeds."""
+    form: str = ".3g"
+    """How these are written."""
+    own: bool = False
+    """Whether it is a check of ours rather than a claim of the paper."""
+    close: bool = False
+    """Whether an end of the interval is within rounding of a bound."""
 
 
 @dataclass(frozen=True)
@@ -72,3 +82,9 @@ class Finding:
     """Those behind it; runs may serve several experiments."""
     note: str = ""
     """A sentence of analysis, where the outcome wants one."""
+    answer: str = ""
+    """What came out, in a sentence."""
+    own: bool = False
+    """Whether it is an experiment of ours rather than the paper's."""
+    warnings: tuple[str, ...] = ()
+    """What a reader should know before comparing its runs, such as that they had different data."""

@@ -24,7 +24,7 @@ from skipless.atomic import write_bytes
 from skipless.config import RunConfig, differences
 from skipless.display import clock, number
 from skipless.errors import UserError
-from skipless.experiments.outcome import FAILS, HOLDS, OPEN, Finding, Plot, Series, Verdict
+from skipless.experiments.outcome import BETTER, FAILS, HOLDS, OPEN, OUTCOMES, Finding, Plot, Series, Verdict
 from skipless.experiments.plots import (
     Style,
     bar_places,
@@ -53,6 +53,7 @@ OPEN_PLOTS = 4
 
 MARKS = {
     HOLDS: {"style": "holds", "sign": "✓", "plural": "hold"},
+    BETTER: {"style": "better", "sign": "↑", "plural": "differ (better)"},
     FAILS: {"style": "fails", "sign": "✕", "plural": "do not hold"},
     OPEN: {"style": "open", "sign": "≈", "plural": "not decidable"},
 }
@@ -176,7 +177,7 @@ def _fixed(value: float | None, digits: int) -> str:
 
 def _tally(findings: Sequence[Finding]) -> dict[str, int]:
     counts = Counter(verdict.outcome for finding in findings for verdict in finding.verdicts)
-    return {outcome: counts[outcome] for outcome in (HOLDS, FAILS, OPEN) if counts[outcome]}
+    return {outcome: counts[outcome] for outcome in OUTCOMES if counts[outcome]}
 
 
 def _subtitle(findings: Sequence[Finding], everything: Sequence[Finding]) -> str:

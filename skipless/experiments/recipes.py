@@ -15,6 +15,7 @@ from typing import Any, TypeVar
 
 from skipless.config import (
     BLOCKS,
+    FIXED,
     TRAINED,
     BlockConfig,
     DataConfig,
@@ -80,6 +81,8 @@ def _variants() -> dict[str, BlockConfig]:
         "sas-v-skipinit-matrix": sas.replace(**v_skipinit),
         "sas-p-v-skipinit-matrix": sas_p.replace(**v_skipinit),
         "sas-p-identity-first": sas_p.replace(first_value=None),
+        "sas-shared-gains": sas.replace(per_head_gains=False),
+        "sas-fixed-gains": sas.replace(beta_sa=FIXED, beta_ff=GainConfig(init="depth")),
         "pre-ln-identity": pre_ln.replace(value=identity, projection=identity),
         "pre-ln-identity-half": pre_ln.replace(value=identity, projection=identity, beta_sa=0.5),
         "sas-no-mlp-skip": sas.replace(alpha_ff=None),

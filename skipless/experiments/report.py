@@ -119,6 +119,19 @@ def _pool_name(names: list[str], block: str | None, blocks: list[str | None]) ->
     return f"{shared}, {len(names)} seeds"
 
 
+def different_data(runs: Sequence[Run]) -> tuple[str, ...]:
+    """A warning where runs that stand side by side were trained on different data."""
+    found: dict[str, list[str]] = {}
+    for run in runs:
+        fingerprint = (run.info().get("data") or {}).get("fingerprint")
+        if fingerprint is not None:
+            found.setdefault(fingerprint, []).append(run.name)
+    if len(found) < 2:
+        return ()
+    kinds = "; ".join(f"{len(names)} like {names[0]}" for names in found.values())
+    return (f"These runs were trained on {len(found)} different data sets, so their losses do not compare: {kinds}.",)
+
+
 def block_name(block: BlockConfig) -> str | None:
     """The preset that a block is, if it is one."""
     return next((name for name, preset in BLOCKS.items() if preset == block), None)

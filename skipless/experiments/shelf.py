@@ -10,6 +10,7 @@ from skipless.config import RunConfig
 from skipless.errors import UserError
 from skipless.experiments.recipes import block_name
 from skipless.experiments.report import is_finished
+from skipless.experiments.timings import NO_TIMINGS, Timings
 from skipless.runs import Run
 
 TAIL_BYTES = 2**18
@@ -36,11 +37,10 @@ class Shelf:
 
     def __init__(self, folder: Path, archive: Path | None = None) -> None:
         self.folder = folder
+        places = [place for place in (folder, archive) if place]
+        self.timings = next((found for found in map(Timings.read, places) if found.seconds), NO_TIMINGS)
         self.known: dict[str, Run] = {}
-        for path in [
-            *sorted(folder.glob("*/config.json")),
-            *(sorted(archive.glob("*/config.json")) if archive else ()),
-        ]:
+        for path in [path for place in places for path in sorted(place.glob("*/config.json"))]:
             run = Run(path.parent)
             try:
                 key = run_key(run.config())

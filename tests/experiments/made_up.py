@@ -5,8 +5,9 @@ from dataclasses import dataclass, field
 from functools import cache
 
 from skipless.config import RunConfig
+from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.evidence import Evidence, History
-from skipless.experiments.figures import EXPERIMENTS, SIX
+from skipless.experiments.papers.simplifying.bounds import SIX
 from skipless.experiments.recipes import Scale
 from skipless.finetune import summarise
 

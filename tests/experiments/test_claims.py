@@ -8,8 +8,9 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipless.experiments.evidence import Claim, Evidence, History, compare, interval, outcome, t_95
 from skipless.experiments.catalogue import EXPERIMENTS
+from skipless.experiments.claims import Claim, compare, interval, outcome
+from skipless.experiments.evidence import Evidence, History
 from skipless.experiments.experiment import find
 from skipless.experiments.outcome import FAILS, HOLDS, OPEN
 from skipless.experiments.recipes import Scale

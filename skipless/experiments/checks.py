@@ -7,10 +7,12 @@ are trained with, and whether Pre-LN is given its best, has to be found out: `ba
 from collections.abc import Mapping
 from typing import Any
 
-from skipless.experiments.evidence import Claim, Evidence, swept_plot
+from skipless.experiments.claims import Claim
+from skipless.experiments.evidence import Evidence
 from skipless.experiments.experiment import Configs, experiment
 from skipless.experiments.outcome import Plot
 from skipless.experiments.recipes import Scale
+from skipless.experiments.series import swept_plot
 
 
 def rate(position: float) -> float:

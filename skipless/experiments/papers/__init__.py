@@ -1,0 +1,1 @@
+"""One folder for each paper whose claims are judged."""

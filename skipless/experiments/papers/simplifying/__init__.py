@@ -1,0 +1,1 @@
+"""He & Hofmann, Simplifying Transformer Blocks (ICLR 2024): its figures and tables as experiments."""

@@ -1,0 +1,155 @@
+"""The time that a training token takes: every block in turn in one process, archived with the runs.
+
+The clock of a training that shared its cores measures the machine's other work. So what is said of run time is said
+with these figures: tokens times the time of a token, both at the experiment's own size and at the paper's width.
+"""
+
+import json
+import statistics
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass, field
+from functools import cache
+from pathlib import Path
+from typing import Any
+
+from skipless.config import RunConfig
+from skipless.errors import UserError
+from skipless.experiments.recipes import recipe
+
+FILE = "timings.json"
+"""Beside the runs."""
+
+BLOCKS = ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-nonorm")
+
+
+@dataclass(frozen=True)
+class Size:
+    """What is timed: a recipe, with a width and a batch of its own where the recipe's is too much for a CPU."""
+
+    name: str
+    recipe: str
+    d_model: int | None = None
+    rows: int | None = None
+
+    def config(self, block: str) -> RunConfig:
+        """The training whose step is timed."""
+        cfg = recipe(self.recipe, block)
+        changes: dict[str, Any] = {"train.micro_batch": None, "train.batch_size": self.rows or cfg.train.batch_size}
+        if self.d_model is not None:
+            d_ff = cfg.model.ff_width * self.d_model // cfg.model.d_model
+            heads = max(1, cfg.model.n_head * self.d_model // cfg.model.d_model)
+            changes |= {"model.d_model": self.d_model, "model.d_ff": d_ff, "model.n_head": heads}
+        return cfg.override(changes)
+
+
+SIZES = {
+    size.name: size
+    for size in (
+        Size("decoder", "study"),
+        Size("encoder", "crammed-bert-laptop"),
+        Size("books", "study-books"),
+        Size("decoder, width 256", "codeparrot", 256, 8),
+        Size("decoder, width 512", "codeparrot", 512, 4),
+        Size("decoder, width 768", "codeparrot", 768, 4),
+        Size("encoder, width 768", "crammed-bert", 768, 4),
+    )
+}
+"""The laptop's own sizes, and the paper's models at growing width with as many sequences as a CPU can bear."""
+
+PAPER_DECODER, PAPER_ENCODER = "decoder, width 768", "encoder, width 768"
+
+
+@dataclass(frozen=True)
+class Timings:
+    """Seconds for a token: size → block → one value for each round."""
+
+    seconds: Mapping[str, Mapping[str, Sequence[float]]]
+    origin: Mapping[str, Any] = field(default_factory=dict)
+    """Machine, versions, command."""
+
+    @classmethod
+    def read(cls, folder: Path) -> "Timings":
+        """Those beside the runs of a folder, if there are any."""
+        path = folder / FILE
+        if not path.exists():
+            return NO_TIMINGS
+        try:
+            content = json.loads(path.read_text(encoding="utf-8"))
+            return cls(content["seconds"], {key: value for key, value in content.items() if key != "seconds"})
+        except (ValueError, KeyError, TypeError):
+            raise UserError(
+                f"{str(path)!r} does not hold timings, as `skipless bench token-time` writes them"
+            ) from None
+
+    def of(self, cfg: RunConfig) -> float | None:
+        """Median seconds for a token of a run, if a training of its size and block was timed."""
+        for name, blocks in self.seconds.items():
+            for block, values in blocks.items():
+                if name in SIZES and _key(_config(name, block)) == _key(cfg):
+                    return statistics.median(values)
+        return None
+
+    def ratios(self, size: str, first: str, second: str) -> list[float]:
+        """How much more time a token takes the first block than the second, in each round."""
+        blocks = self.seconds.get(size, {})
+        pairs = zip(blocks.get(first, ()), blocks.get(second, ()), strict=True)
+        return [mine / other - 1 for mine, other in pairs]
+
+
+NO_TIMINGS = Timings({})
+
+
+@cache
+def _config(name: str, block: str) -> RunConfig:
+    return SIZES[name].config(block)
+
+
+def _key(cfg: RunConfig) -> tuple[Any, ...]:
+    """What the time of a token depends on."""
+    return cfg.task, cfg.model.override({"vocab_size": cfg.data.vocab_size}), cfg.data.seq_len, cfg.train.batch_size
+
+
+def measure(names: Sequence[str], rounds: int, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+    """The content of `timings.json`."""
+    import torch
+
+    from skipless.bench import take_turns
+    from skipless.machine import machine, pick_device, versions
+
+    device, seconds = pick_device("auto"), {}
+    for name in names:
+        progress(name)
+        steps = {block: _step(SIZES[name].config(block), device) for block in BLOCKS}
+        times = take_turns({block: step for block, (step, _) in steps.items()}, rounds, device)
+        seconds[name] = {
+            block: [float(f"{value / steps[block][1]:.5g}") for value in values] for block, values in times.items()
+        }
+    return {"seconds": seconds, "machine": machine(), "versions": versions(), "threads": torch.get_num_threads()}
+
+
+def _step(cfg: RunConfig, device: Any) -> tuple[Callable[[], None], int]:
+    """A training step as the trainer makes it, on tokens that nobody wrote, and how many tokens it has."""
+    import torch
+
+    from skipless.nn.model import IGNORED
+    from skipless.optim import clip_gradients, make_optimizers
+    from skipless.runs import MODELS
+
+    model = MODELS[cfg.task](cfg.model).to(device).train()
+    optimizers = make_optimizers(model, cfg.train)
+    generator = torch.Generator().manual_seed(0)
+    shape = (cfg.train.batch_size, cfg.data.seq_len)
+    ids, labels = (torch.randint(cfg.model.vocab_size, shape, generator=generator).to(device) for _ in range(2))
+    if cfg.task == "masked":
+        labels[:, int(cfg.train.mask_share * cfg.data.seq_len) :] = IGNORED
+
+    def step() -> None:
+        model.loss(ids, labels).backward()
+        gradients = [p.grad for p in model.parameters() if p.grad is not None]
+        if cfg.train.clip is not None:
+            clip_gradients(gradients, cfg.train.clip, torch.nn.utils.get_total_norm(gradients))
+        for optimizer in optimizers:
+            optimizer.step()
+            optimizer.zero_grad(set_to_none=False)
+
+    return step, shape[0] * shape[1]
