@@ -1,5 +1,6 @@
 """Tables and plots for people."""
 
+import statistics
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -347,20 +348,41 @@ def show_left(left: Sequence[str], failed: Mapping[str, str]) -> None:
 
 
 def show_experiments(rows: Sequence[Mapping[str, Any]]) -> None:
-    """Ids, costs at each scale, and what the paper found."""
-    lines = []
+    """Of each experiment its cost at each scale, what the paper found, and what came out here."""
+    console = Console()
+    console.print(
+        "Runs, and hours:minutes:seconds for one seed if nothing is there yet: laptop on this machine, paper on a GPU "
+        "that sustains 30 TFLOP/s. Experiments share runs.",
+        highlight=False,
+    )
     for row in rows:
-        cells = [(str(at["runs"]), clock(at["seconds"])) for at in row["scales"].values()]
-        lines.append([row["id"], *(text for cell in cells for text in cell), row["paper"]])
-    title = (
-        "Experiments: runs, and hours:minutes:seconds for one seed if nothing is there yet; laptop on this machine, "
-        "paper on a GPU that sustains 30 TFLOP/s. Experiments share runs."
-    )
-    out = table(
-        title, ["id", *(text for scale in rows[0]["scales"] for text in (scale, "time")), "what the paper found"], lines
-    )
-    out.columns[-1].justify = "left"
-    Console().print(out)
+        costs = [f"{name} {at['runs']} runs {clock(at['seconds'])}" for name, at in row["scales"].items() if at["runs"]]
+        console.print(f"\n[bold]{row['id']}[/bold]  {row['title']}  [dim]({'; '.join(costs)})[/dim]", highlight=False)
+        found = row["came_out"]
+        lines = {} if row["own"] else {"paper": row["paper"]}
+        lines |= {"asks": row["paper"]} if row["own"] else {}
+        lines["here"] = _came_out(found) if found else "not run yet"
+        for name, text in lines.items():
+            console.print(Padding(escape(f"{name}: {text}"), (0, 0, 0, 2)), highlight=False)
+
+
+def _came_out(found: Mapping[str, Any]) -> str:
+    from skipless.experiments.outcome import in_words
+
+    counts = [in_words(found["paper"]), in_words(found["own"]) + " of our own checks" if found["own"] else ""]
+    return ". ".join(part.rstrip(".") for part in (found["answer"], "; ".join(filter(None, counts))) if part)
+
+
+def show_timings(seconds: Mapping[str, Mapping[str, Sequence[float]]]) -> None:
+    """The time of a training token of each block at each size: pre-ln's, and the others' against it."""
+    blocks = list(next(iter(seconds.values())))
+    rows = []
+    for size, times in seconds.items():
+        medians = {block: statistics.median(times[block]) for block in blocks}
+        base = medians[blocks[0]]
+        rows.append([size, f"{1e6 * base:.4g}", *(f"{medians[block] / base:.3f}" for block in blocks[1:])])
+    title = "Time of a training token, whole steps in turn: µs, and against pre-ln"
+    Console().print(table(title, ["size", f"{blocks[0]}, µs", *blocks[1:]], rows))
 
 
 def show_sweep(points: Sequence["Point"]) -> None:

@@ -14,6 +14,7 @@ from skipless.cli.frame import STOPPED, CacheOption, CorpusOption, JsonOption, S
 from skipless.errors import UserError
 
 NOTES = "notes.yaml"
+SUMMARY = "summary.json"
 
 
 @app.command()
@@ -151,7 +152,7 @@ def _reproduce(
         view.close()
     shelf = Shelf(runs, archive)
     findings = [judge(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
-    findings = [replace(one, note=str(notes.get(one.id, ""))) for one in findings]
+    findings = [with_note(one, notes.get(one.id)) for one in findings]
     finished = {name for progress in done for name in progress.finished}
     failed = {name: reason for progress in done for name, reason in progress.failed.items()}
     left = [task.name for task in tasks if task.name not in finished]
@@ -168,15 +169,24 @@ def _reproduce(
 
 
 def read_notes(out: Path) -> dict[str, Any]:
-    """Sentences of analysis that somebody has put beside the results: `notes.yaml`, experiment → text."""
+    """What somebody has written beside the results: `notes.yaml`, experiment → text, or its `answer` and `note`."""
     from skipless.config import load_yaml
 
     path = out / NOTES
     return load_yaml(path) if path.exists() else {}
 
 
+def with_note(finding: Any, note: Any) -> Any:
+    """The finding with what was written of it: what came out in a sentence, and an analysis."""
+    parts = note if isinstance(note, dict) else {"note": note}
+    text = {name: " ".join(str(parts.get(name) or "").split()) for name in ("answer", "note")}
+    return replace(finding, **text)
+
+
 def write_results(findings: Any, out: Path) -> Path:
-    """The page of all findings, the same as Markdown, and the plots of each in a folder of its own."""
+    """The page of all findings, the same as Markdown, the plots of each in a folder, and how many claims hold."""
+    from skipless.atomic import write_json
+    from skipless.experiments.outcome import published
     from skipless.experiments.page import write_page, write_summary
     from skipless.experiments.plots import save_plots
 
@@ -186,6 +196,7 @@ def write_results(findings: Any, out: Path) -> Path:
     every = {run.folder: run for finding in findings for run in finding.runs}
     page = write_page(findings, list(every.values()), out / "report.html")
     write_summary(findings, page)
+    write_json(out / SUMMARY, published(findings))
     return page
 
 

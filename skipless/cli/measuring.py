@@ -2,6 +2,7 @@
 
 import json
 import re
+import sys
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -116,7 +117,7 @@ def inspect(
 
 @app.command()
 def bench(
-    what: Annotated[str, typer.Argument(help="train, step, decode, caches or memory.")] = "train",
+    what: Annotated[str, typer.Argument(help="train, step, decode, caches, memory or token-time.")] = "train",
     length: Annotated[
         int, typer.Option(help="Tokens in a sequence; in the prompt; in the longest sequence.", min=1)
     ] = 128,
@@ -133,13 +134,21 @@ def bench(
     rounds: Annotated[int, typer.Option(help="Turns of each case.", min=1)] = 7,
     device: Annotated[str, typer.Option(help="auto, cpu, cuda, …")] = "auto",
     plot: Annotated[Path | None, typer.Option(help="Draw it into this file (PNG, SVG, PDF).")] = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="For token-time: `decoder`, `encoder, width 768`, …; several times.")
+    ] = None,
+    runs: Annotated[
+        Path | None, typer.Option("--runs", help="For token-time: the runs beside which the figures are kept.")
+    ] = None,
     as_json: JsonOption = False,
 ) -> None:
     """Speed and memory against `pre-ln` and, if transformers is installed, Hugging Face's GPT-2: cases take turns.
 
     `train`: forward and backward of a stack of blocks. `step`: a whole training step and its peak memory. `decode`:
     greedy decoding after a prompt. `caches`: one more token by what the cache remembers. `memory`: time and peak memory
-    of `sas-p` blocks over the sequence length (128, 256, … up to `--length`) and over the depth. The last line is JSON.
+    of `sas-p` blocks over the sequence length (128, 256, … up to `--length`) and over the depth. `token-time`: whole
+    training steps of the six blocks at the sizes of the experiments and at the paper's width, by which `reproduce`
+    judges what is said of run time; on a machine that does nothing else. The last line is JSON.
 
     Examples:
 
@@ -152,10 +161,15 @@ def bench(
     - `skipless bench caches --depth 18 --length 1024 --batch 16`
 
     - `skipless bench memory --length 8192 --depth 16 --plot growth.png`
+
+    - `skipless bench token-time --size decoder --runs runs`
     """
     from skipless import bench as benches
     from skipless import display
 
+    if what == "token-time":
+        _token_time(size, rounds, runs, as_json=as_json)
+        return
     shape = benches.Shape(length, tokens, depth, d_model, n_head)
     kinds = {
         "train": lambda: benches.bench_train(shape, rounds, device, explicit=explicit),
@@ -165,7 +179,7 @@ def bench(
         "memory": lambda: benches.bench_memory(shape, rounds, device),
     }
     if what not in kinds:
-        raise unknown("benchmark", what, kinds)
+        raise unknown("benchmark", what, [*kinds, "token-time"])
     if plot:
         display.check_plot(plot)
     found: Any = kinds[what]()
@@ -178,3 +192,23 @@ def bench(
     if plot:
         display.plot_bench(what, found, plot)
     print(json.dumps({"benchmark": what, "rows": benches.as_dict(found)}))
+
+
+def _token_time(size: list[str] | None, rounds: int, runs: Path | None, *, as_json: bool) -> None:
+    from skipless import display
+    from skipless.allocator import keep_freed_memory
+    from skipless.atomic import make_folder, write_json
+    from skipless.experiments.timings import FILE, SIZES, measure
+
+    names = list(dict.fromkeys(size or SIZES))
+    for name in names:
+        if name not in SIZES:
+            raise unknown("size", name, SIZES)
+    keep_freed_memory()  # as in a training
+    content = measure(names, rounds, lambda name: print(f"{name} …", file=sys.stderr))
+    if runs is not None:
+        make_folder(runs)
+        write_json(runs / FILE, content)
+    if not as_json:
+        display.show_timings(content["seconds"])
+    print(json.dumps({"benchmark": "token-time", **content}))

@@ -105,7 +105,7 @@ class Claim:
     above: float = -math.inf
     below: float = math.inf
     one_seed: float = ONE_SEED
-    form: str = "+.1%"
+    form: str = "+z.1%"
     """How the quantity is written."""
     unit: str = ""
     show: Callable[[History], float] | None = None

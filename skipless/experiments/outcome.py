@@ -1,8 +1,9 @@
 """What an experiment found: verdicts on the paper's claims, and plots as data. Whatever shows them reads this."""
 
-from collections.abc import Mapping
+from collections import Counter
+from collections.abc import Iterable, Mapping
 from dataclasses import dataclass, field
-from typing import Literal
+from typing import Any, Literal
 
 from skipless.runs import Run
 
@@ -26,7 +27,7 @@ class Verdict:
     """The comparison in a line, with its numbers, its tolerance and the seeds behind it."""
     numbers: Mapping[str, float] = field(default_factory=dict)
     """Among them mean, low and high of the interval, the bounds above and below, least_effect and seeds."""
-    form: str = ".3g"
+    form: str = "z.3g"
     """How these are written."""
     own: bool = False
     """Whether it is a check of ours rather than a claim of the paper."""
@@ -88,3 +89,28 @@ class Finding:
     """Whether it is an experiment of ours rather than the paper's."""
     warnings: tuple[str, ...] = ()
     """What a reader should know before comparing its runs, such as that they had different data."""
+
+
+def count(verdicts: Iterable[Verdict]) -> dict[str, int]:
+    """How many verdicts there are of each outcome that occurs."""
+    found = Counter(verdict.outcome for verdict in verdicts)
+    return {outcome: found[outcome] for outcome in OUTCOMES if found[outcome]}
+
+
+def published(findings: Iterable[Finding]) -> dict[str, Any]:
+    """What came out of experiments, in short: the paper's claims and our own checks counted apart."""
+    return {
+        finding.id: {
+            "answer": finding.answer,
+            "scale": finding.scale,
+            "paper": count(verdict for verdict in finding.verdicts if not verdict.own),
+            "own": count(verdict for verdict in finding.verdicts if verdict.own),
+        }
+        for finding in findings
+    }
+
+
+def in_words(counts: Mapping[str, int]) -> str:
+    """`3 hold, 1 does not hold`."""
+    plural = {HOLDS: "hold", BETTER: "differ (better)", FAILS: "do not hold"}
+    return ", ".join(f"{n} {plural.get(outcome, outcome) if n != 1 else outcome}" for outcome, n in counts.items())

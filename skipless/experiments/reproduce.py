@@ -16,6 +16,7 @@ from collections import deque
 from collections.abc import Callable, Iterable, Sequence
 from dataclasses import asdict, dataclass, field, replace
 from functools import cache
+from importlib.resources import files
 from pathlib import Path
 from typing import IO, Any
 
@@ -81,7 +82,15 @@ def costs(experiment: Experiment, scales: Iterable[Scale]) -> dict[str, Any]:
         configs = {run_key(cfg): cfg for cfg in experiment.configs(scale).values()}
         seconds = sum(cost(cfg, speed_of(scale)) for cfg in configs.values())
         at[scale.name] = {"runs": len(configs), "seconds": seconds}
-    return {"id": experiment.id, "title": experiment.title, "paper": experiment.paper, "scales": at}
+    came_out = came_out_here().get(experiment.id)
+    content = {"id": experiment.id, "title": experiment.title, "paper": experiment.paper, "own": experiment.own}
+    return {**content, "scales": at, "came_out": came_out}
+
+
+@cache
+def came_out_here() -> dict[str, Any]:
+    """What came out of the experiments that were published with this version."""
+    return json.loads(files("skipless.experiments").joinpath("published.json").read_text(encoding="utf-8"))
 
 
 # ---------------------------------------------------------------------------------- plan

@@ -313,7 +313,7 @@ class Sweep:
             study.tell(trial, state=optuna.trial.TrialState.PRUNED)
             self.message(f"{block}: trial {trial.number} is given up")
         else:
-            loss = History.read(run).valid_loss
+            loss = History.read(run).tuning_loss
             study.tell(trial, loss)
             self.message(f"{block}: trial {trial.number}: held-out loss {loss:.4f}")
 
@@ -392,7 +392,7 @@ class Reporter(Observer):
             return
         if record["step"] not in self.reported:
             self.reported.add(record["step"])
-            self.trial.report(record["valid_loss"], record["step"])
+            self.trial.report(record.get("tuning_loss", record["valid_loss"]), record["step"])
         if self.prune and PRUNE_AFTER <= self.trainer.progress() < 1 and self.trial.should_prune():
             raise Pruned
 

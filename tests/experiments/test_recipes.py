@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
+from skipless.experiments.figures import EXPERIMENTS
 
 from skipless.config import BLOCKS
 from skipless.data import prepare
 from skipless.errors import UserError
-from skipless.experiments.figures import EXPERIMENTS
 from skipless.experiments.recipes import (
     RECIPES,
     VARIANTS,

@@ -9,11 +9,11 @@ import time
 from dataclasses import replace
 
 import pytest
+from skipless.experiments.figures import EXPERIMENTS
 
 from skipless.atomic import RunLock, is_locked
 from skipless.cli import run as skipless
 from skipless.errors import UserError
-from skipless.experiments.figures import EXPERIMENTS
 from skipless.experiments.recipes import PROTOCOLS, Protocol, Scale
 from skipless.experiments.reproduce import Pool, choose, cost, plan, plan_fine_tunings
 from skipless.experiments.shelf import Shelf, run_key, run_name, state

@@ -30,7 +30,7 @@ MANY_MAPS = 0.25
 SMALL_RATIO = 0.05
 """The paper's own threshold on β/α."""
 
-SHARE, NUMBER = ".0%", ".3g"
+SHARE, NUMBER = "z.0%", "z.3g"
 """How a quantity is written that is not the difference between two blocks."""
 
 SIX = ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-nonorm")
