@@ -79,10 +79,13 @@ def spread(n_rows: int, count: int) -> np.ndarray:
     return np.linspace(0, n_rows - 1, min(count, n_rows)).round().astype(np.int64)
 
 
-def spread_over_others(n_rows: int, taken: np.ndarray, count: int) -> np.ndarray:
-    """The same of the rows that `taken` does not have."""
-    others = np.setdiff1d(np.arange(n_rows), taken)
-    return others[spread(len(others), count)] if len(others) else others
+def judged_and_tuning_rows(n_rows: int, judged: int, tuning: int) -> tuple[np.ndarray, np.ndarray]:
+    """Rows that runs are judged by, and others that they are tuned by; where there are too few, each has its part."""
+    if tuning and judged + tuning > n_rows:
+        judged = max(1, n_rows * judged // (judged + tuning))
+    chosen = spread(n_rows, judged)
+    others = np.setdiff1d(np.arange(n_rows), chosen)
+    return chosen, others[spread(len(others), tuning)] if len(others) and tuning else others[:0]
 
 
 def _device(model: nn.Module) -> torch.device:

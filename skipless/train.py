@@ -42,7 +42,7 @@ from skipless.config import RunConfig, differences
 from skipless.data import Corpus, prepare
 from skipless.data.draws import mix
 from skipless.errors import UserError
-from skipless.evaluate import Evaluation, evaluate, spread, spread_over_others
+from skipless.evaluate import Evaluation, evaluate, judged_and_tuning_rows
 from skipless.generate import Sampling, sample_text
 from skipless.health import first_nonfinite, health, parts_of
 from skipless.inspect import flops_per_token, plan
@@ -438,13 +438,12 @@ class Trainer:
 
     def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation, Evaluation | None]:
         """The held-out loss so far: on the rows that runs are judged by, and on those that they are tuned by."""
-        n_rows, train = len(self.corpus.valid), self.cfg.train
-        judged = spread(n_rows, train.eval_rows)
-        tuned = spread_over_others(n_rows, judged, train.tuning_rows)
+        train = self.cfg.train
+        chosen = judged_and_tuning_rows(len(self.corpus.valid), train.eval_rows, train.tuning_rows)
         with self.autocast():
             found = [
                 evaluate(self.model, self.cfg, self.corpus, rows=rows, between=between, group=self.group)
-                for rows in (judged, tuned)
+                for rows in chosen
                 if len(rows)
             ]
         return found[0], found[1] if len(found) > 1 else None
@@ -720,12 +719,6 @@ def check_data(cfg: RunConfig, corpus: Corpus) -> None:
     """Raise where the corpus cannot give what the training will ask for."""
     if not len(corpus.valid):
         raise UserError("there is no held-out text to evaluate on: set data.valid_fraction or data.valid_source")
-    rows = cfg.train.eval_rows + cfg.train.tuning_rows
-    if cfg.train.tuning_rows and len(corpus.valid) < rows:
-        raise UserError(
-            f"train.eval_rows and train.tuning_rows ask for {rows} held-out sequences, and there are "
-            f"{len(corpus.valid)}: lower them, or raise data.valid_fraction"
-        )
     if cfg.task == "masked" and corpus.tokenizer.mask_id is None:
         raise UserError(
             f"a masked model needs a tokeniser with a mask token, and {cfg.data.tokenizer!r} has none: "

@@ -1,4 +1,4 @@
-"""Experiments of our own: how strong the baseline is, and what the rates were chosen by.
+"""Experiments of our own: how strong the baseline is, and what the learning rates were chosen by.
 
 The paper compares its blocks with Pre-LN at 18 layers of width 768. Of a laptop's models it says nothing, so what they
 are trained with, and whether Pre-LN is given its best, has to be found out: `baseline` and `rates`.
@@ -101,4 +101,81 @@ def _baseline_plots(scale: Scale, evidence: Evidence) -> list[Plot]:
     most_seeds=lambda scale, label: 1,
 )
 def _baseline(scale: Scale) -> list[Claim]:
+    return []
+
+
+# --------------------------------------------------------------------------------- rates
+
+RATES: dict[str, dict[str, tuple[float, ...]]] = {
+    "decoder": {
+        "pre-ln": (1, 1.5, 2),
+        "parallel": (1, 1.5, 2, 2.5),
+        "v-skipinit": (-1, 0, 1),
+        "sas": (1, 1.5, 2),
+        "sas-p": (1, 1.5, 2, 2.5),
+        "sas-p-nonorm": (1, 1.5, 2),
+        "sas-dense-orthogonal": (-1, 0, 1),
+        "sas-orthogonal-1": (-1, 0, 1),
+        "sas-identity-1": (-1, 0, 1),
+        "sas-no-mlp-skip": (-3, -2, -1, 0),
+        "sas-no-mlp-skip-0.2": (-2, -1),
+        "sas-no-mlp-skip-0.8": (-2, -1),
+    },
+}
+"""Kind of run → block → positions on the grid of rates: steps of 2 (whole numbers), then of √2 around the best."""
+
+
+def _rate_configs(scale: Scale) -> Configs:
+    if scale.is_paper:  # there the rates are the paper's
+        return {}
+    return {
+        label(block, kind, position): scale.run(kind, block, {"train.lr": rate(position)})
+        for kind, blocks in RATES.items()
+        for block, positions in blocks.items()
+        for position in positions
+    }
+
+
+def _rate_plots(scale: Scale, evidence: Evidence) -> list[Plot]:
+    return [
+        swept_plot(
+            evidence,
+            f"rates-{kind}",
+            f"Loss over the learning rate: {kind}",
+            "peak learning rate",
+            {block: {rate(p): label(block, kind, p) for p in positions} for block, positions in blocks.items()},
+            log_x=True,
+            measure=lambda history: history.tuning_loss,
+            label="final loss on the rows for tuning (nats per token)",
+        )
+        for kind, blocks in RATES.items()
+    ]
+
+
+def best_rates(scale: Scale, evidence: Evidence) -> dict[str, dict[str, float]]:
+    """Kind → block → the rate with the lowest loss on the rows for tuning, of those that have finished."""
+    found: dict[str, dict[str, float]] = {}
+    for kind, blocks in RATES.items():
+        for block, positions in blocks.items():
+            losses = {
+                rate(position): one.tuning_loss
+                for position in positions
+                for one in evidence.finished(label(block, kind, position)).values()
+            }
+            if losses:
+                found.setdefault(kind, {})[block] = min(losses, key=lambda lr: losses[lr])
+    return found
+
+
+@experiment(
+    "rates",
+    "What the learning rates were chosen by",
+    "(Not in the paper, which tunes on a logarithmic grid.) The loss of each block over its rate, seed 0, on held-out "
+    "rows that nothing else is judged by.",
+    _rate_configs,
+    _rate_plots,
+    own=True,
+    most_seeds=lambda scale, label: 1,
+)
+def _rates(scale: Scale) -> list[Claim]:
     return []

@@ -2,7 +2,7 @@
 
 import math
 import statistics
-from collections.abc import Iterable, Mapping, Sequence
+from collections.abc import Callable, Iterable, Mapping, Sequence
 from typing import Literal
 
 from skipless.experiments.evidence import Evidence, History
@@ -62,24 +62,22 @@ def swept_plot(
     lines: Mapping[str, Mapping[float, str]],
     *,
     log_x: bool,
-    groups: Mapping[str, str] | None = None,
+    measure: Callable[[History], float] = lambda history: history.valid_loss,
+    label: str = "final held-out loss (nats per token)",
 ) -> Plot:
-    """Final held-out loss over a value: a line is value → label."""
+    """Final held-out loss, or another measure, over a value: a line is value → label."""
     series = []
     for name, points in lines.items():
         found = {value: evidence.finished(label) for value, label in points.items()}
         found = {value: histories for value, histories in sorted(found.items()) if histories}
-        losses = [[one.valid_loss for one in histories.values()] for histories in found.values()]
+        losses = [[measure(one) for one in histories.values()] for histories in found.values()]
         if not losses:
             continue
         sd = tuple(statistics.stdev(row) if len(row) > 1 else 0.0 for row in losses)
         several = any(len(row) > 1 for row in losses)
         y = tuple(statistics.fmean(row) for row in losses)
-        group = (groups or {}).get(name)
-        series.append(Series(name, {"value": tuple(found)}, y, sd if several else None, group))
-    return Plot(
-        key, title, "final held-out loss (nats per token)", {"value": axis}, tuple(series), "marks", log_x=log_x
-    )
+        series.append(Series(name, {"value": tuple(found)}, y, sd if several else None))
+    return Plot(key, title, label, {"value": axis}, tuple(series), "marks", log_x=log_x)
 
 
 def gain_plot(evidence: Evidence, label: str, part: str, key: str, title: str) -> Plot:

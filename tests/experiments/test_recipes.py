@@ -6,11 +6,11 @@ from types import SimpleNamespace
 
 import pytest
 import torch
-from skipless.experiments.figures import EXPERIMENTS
 
 from skipless.config import BLOCKS
 from skipless.data import prepare
 from skipless.errors import UserError
+from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.recipes import (
     RECIPES,
     VARIANTS,
@@ -57,7 +57,7 @@ def test_experiments_share_their_runs(unique):
     assert sum(map(len, needed.values())) - len(set.union(*needed.values())) >= 35
     pre_ln = run_key(LAPTOP.decoder("pre-ln"))
     assert [id for id, keys in needed.items() if pre_ln in keys] == [
-        *("fig2", "fig3", "fig5", "vp-lr", "schedule", "preln-identity")
+        *("fig2", "fig3", "fig5", "schedule", "preln-identity", "baseline")
     ]
     assert needed["matrix"] & needed["fig5"]
     assert not unique["tab1"]
@@ -197,7 +197,7 @@ def test_variants_are_the_appendix():
 
 def test_blocks_have_names():
     assert all(block_name(find_block(name)) == name for name in (*BLOCKS, *VARIANTS))
-    assert block_name(find_block("sas:per_head_gains=false")) == "sas-like"
+    assert block_name(find_block("sas:qk_norm=true")) == "sas-like"
 
 
 # -------------------------------------------------------------------------------------- rates
@@ -239,7 +239,7 @@ def test_rates_from_a_file(tmp_path):
 
 
 def test_changes_win_over_everything():
-    cfg = Scale("laptop", {"study": {"sas": {"train.lr": 0.5}}}, {"train.lr": 0.125}).decoder("sas", lr=0.25)
+    cfg = Scale("laptop", {"study": {"sas": {"train.lr": 0.5}}}, {"train.lr": 0.125}).decoder("sas", {"train.lr": 0.25})
     assert cfg.train.lr == 0.125
     with pytest.raises(UserError, match="did you mean 'paper'"):
         Scale("papre")
