@@ -63,6 +63,13 @@ APPENDIX: dict[str, BlockConfig] = {
     "mlp-only": BLOCKS["parallel"].replace(beta_sa=None),
     "fixed-depth-gain": BLOCKS["sas-p"].replace(beta_ff=GainConfig(init="depth")),
     "bias-sas": BLOCKS["sas"].replace(bias=True, first_value=MapConfig(kind="dense")),
+    # the authors' released code, and cramming's layer norms
+    "authors-sas": BLOCKS["sas"].replace(
+        norm="rms-plus-eps", norm_eps=1e-5, norm_bias=True, qk_bias=True, alpha_ff=TRAINED
+    ),
+    "authors-pre-ln": BLOCKS["pre-ln"].replace(norm="rms-plus-eps", norm_eps=1e-5, norm_bias=True, qk_bias=True),
+    "authors-sas-p": BLOCKS["sas-p"].replace(norm="rms-plus-eps", norm_eps=1e-5, norm_bias=True, qk_bias=True),
+    "cramming-sas-p": BLOCKS["sas-p"].replace(norm="layernorm", norm_bias=True, norm_eps=1e-12, mlp="glu"),
     "naive": BLOCKS["pre-ln"].replace(alpha_sa=None),
 }
 

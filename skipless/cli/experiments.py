@@ -150,7 +150,7 @@ def _reproduce(
             tasks += tuning
     finally:
         view.close()
-    shelf = Shelf(runs, archive)
+    shelf = Shelf(archive, runs) if archive else Shelf(runs)  # what is published is what is judged
     findings = [judge(one, scale, seeds, shelf, f"skipless reproduce {one.id} {again}") for one in experiments]
     findings = [with_note(one, notes.get(one.id)) for one in findings]
     finished = {name for progress in done for name in progress.finished}

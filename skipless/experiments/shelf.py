@@ -33,11 +33,14 @@ def run_name(cfg: RunConfig) -> str:
 
 
 class Shelf:
-    """The runs in a folder, and in an archive if one is given, by their configuration. New ones go into the folder."""
+    """The runs in a folder, and those in another that it does not have, by their configuration.
 
-    def __init__(self, folder: Path, archive: Path | None = None) -> None:
+    New ones go into the first.
+    """
+
+    def __init__(self, folder: Path, other: Path | None = None) -> None:
         self.folder = folder
-        places = [place for place in (folder, archive) if place]
+        places = [place for place in (folder, other) if place]
         self.timings = next((found for found in map(Timings.read, places) if found.seconds), NO_TIMINGS)
         self.known: dict[str, Run] = {}
         for path in [path for place in places for path in sorted(place.glob("*/config.json"))]:

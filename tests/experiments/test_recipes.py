@@ -129,6 +129,50 @@ def test_depth_is_figure_6():
     assert recipe("study-deep", "sas").model.n_layer >= 48
 
 
+def authors_parameters(block: str) -> int:
+    """As the authors' script counts them: frozen biases and the unused second norm of parallel blocks as well."""
+    layers, d = 18, 768
+    embeddings, final_norm = (50_000 + 1024) * d, 2 * d
+    attention = 2 * d * d + 2 * d + (0 if block.startswith("sas") else 2 * (d * d + d))
+    mlp = 8 * d * d + 4 * d + d
+    gains = 4 + 3 * 12
+    first_value = d * d + d + 2 if block.startswith("sas") else 0
+    return embeddings + final_norm + first_value + layers * (attention + mlp + 2 * d + gains)
+
+
+@pytest.mark.parametrize(("block", "millions"), [("pre-ln", 166.7), ("sas", 146.1), ("sas-p", 146.1)])
+def test_the_authors_decoder_has_their_parameters(block, millions):
+    """Ours has those that are trained; what theirs counts beyond them is frozen or unused."""
+    with torch.device("meta"):
+        ours = MODELS["causal"](recipe("codeparrot-authors", block).model).num_parameters()
+    theirs = authors_parameters(block)
+    assert theirs / 1e6 == pytest.approx(millions, abs=0.06)
+    frozen = 18 * (5 * 768 + (0 if block.startswith("sas") else 2 * 768)) + (768 if block.startswith("sas") else 0)
+    gains = 18 * 40
+    unused = 18 * 768 if block == "sas-p" else 0
+    assert theirs - frozen - unused - gains <= ours <= theirs - frozen - unused
+
+
+def test_the_authors_decoder_is_their_codes():
+    cfg = recipe("codeparrot-authors", "sas")
+    block = cfg.model.block
+    assert (cfg.model.positions, cfg.model.max_seq_len, cfg.data.seq_len) == ("learned", 1024, 128)
+    assert (block.norm, block.norm_eps, cfg.model.outer_norm, block.norm_bias) == (
+        "rms-plus-eps",
+        1e-5,
+        "layernorm",
+        True,
+    )
+    assert (block.qk_bias, block.bias, block.alpha_ff.trainable, block.beta_ff.trainable) == (True, False, True, True)
+    assert recipe("codeparrot-authors", "pre-ln").model.block.alpha_ff.trainable is False
+    skipinit = recipe("codeparrot-authors", "v-skipinit").model.block
+    assert (skipinit.mixing, skipinit.per_head_gains, skipinit.value.init) == ("shaped", True, "orthogonal")
+    assert recipe("codeparrot-authors", "sas-p-nonorm").model.normalises_embedding
+    text = recipe("codeparrot", "sas")
+    assert cfg.train == text.train
+    assert (text.model.positions, text.model.block.qk_bias, text.model.block.norm_eps) == ("sinusoidal", False, 1e-8)
+
+
 def test_languini_is_the_papers():
     cfg = recipe("languini", "sas")
     assert (cfg.model.n_layer, cfg.model.d_model, cfg.model.ff_width, cfg.data.seq_len) == (12, 768, 3072, 512)

@@ -1,0 +1,150 @@
+"""The archive of published runs: small, complete, found by configuration, and enough to write every result again."""
+
+import json
+import shutil
+from pathlib import Path
+
+import pytest
+
+from skipless.cli import run as skipless
+from skipless.errors import UserError
+from skipless.experiments.archive import archive
+from skipless.experiments.catalogue import EXPERIMENTS
+from skipless.experiments.checks import best_rates
+from skipless.experiments.evidence import Evidence, History
+from skipless.experiments.experiment import MANY
+from skipless.experiments.recipes import SCALES, Scale, packaged_rates
+from skipless.experiments.shelf import Shelf, run_key, state
+from skipless.runs import Run
+from skipless.train import train
+from tests.train.tiny import tiny
+
+LAPTOP = Scale("laptop")
+RESULTS = Path(__file__).parents[2] / "docs" / "results"
+PUBLISHED = sorted(path.parent for path in (RESULTS / "runs").glob("*/config.json"))
+
+
+@pytest.fixture(scope="module")
+def trained(tmp_path_factory, source, cache_dir):
+    folder = tmp_path_factory.mktemp("archive")
+    cfg = tiny(source, {"train.steps": 6, "train.eval_every": 2, "train.health_every": 3, "train.gains_every": 2})
+    return train(cfg, folder / "runs" / "mine", trackers=[], cache_dir=cache_dir)
+
+
+def test_a_run_is_the_same_in_the_archive(trained, tmp_path):
+    assert archive(trained, tmp_path)
+    (place,) = tmp_path.iterdir()
+    kept = Run(place)
+    assert kept.config() == trained.config()
+    assert state(kept).finished
+    mine, other = list(trained.metrics()), list(kept.metrics())
+    assert [record.keys() for record in mine] == [record.keys() for record in other]
+    for a, b in zip(mine, other, strict=True):
+        assert {key: a[key] for key in ("step", "tokens")} == {key: b[key] for key in ("step", "tokens")}
+        for key in {"loss", "valid_loss"} & a.keys():
+            assert a[key] == pytest.approx(b[key], rel=1e-5)
+        for name, value in a.get("gains", {}).items():
+            assert value == pytest.approx(b["gains"][name], rel=1e-3)
+    assert kept.info()["data"] == trained.info()["data"]
+    assert History.read(kept).valid_loss == pytest.approx(History.read(trained).valid_loss, rel=1e-5)
+
+
+def test_it_has_no_weights_no_path_and_no_command_line(trained, tmp_path):
+    archive(trained, tmp_path)
+    (place,) = tmp_path.iterdir()
+    assert sorted(path.name for path in place.iterdir()) == ["config.json", "metrics.jsonl.gz"]
+    content = (place / "config.json").read_text()
+    assert "command" not in json.loads(content)
+    assert str(trained.folder.parent) not in content
+    assert sum(path.stat().st_size for path in place.iterdir()) < 10_000
+
+
+def test_what_is_there_is_not_written_again_and_what_is_new_is(trained, tmp_path):
+    assert archive(trained, tmp_path)
+    assert not archive(trained, tmp_path)
+    (place,) = tmp_path.iterdir()
+    copy = Run(tmp_path / "elsewhere" / "mine")
+    shutil.copytree(trained.folder, copy.folder)
+    (copy.folder / "glue.json").write_text('{"tasks": {}, "mean": null}')
+    assert archive(copy, tmp_path)
+    assert json.loads((place / "glue.json").read_text()) == {"tasks": {}, "mean": None}
+    assert [path for path in tmp_path.iterdir() if path.name.startswith(".tmp-")] == []
+
+
+def test_an_unfinished_run_is_left_out(trained, tmp_path):
+    copy = Run(tmp_path / "mine")
+    shutil.copytree(trained.folder, copy.folder)
+    lines = copy.metrics_file.read_text().splitlines(keepends=True)
+    copy.metrics_file.write_text("".join(lines[:-1]))
+    assert not archive(copy, tmp_path / "archive")
+    assert not (tmp_path / "archive").exists()
+
+
+def test_a_published_run_that_cannot_be_read_is_an_error(trained, tmp_path):
+    archive(trained, tmp_path)
+    (place,) = tmp_path.iterdir()
+    content = json.loads((place / "config.json").read_text())
+    content["config"]["train"]["colour"] = "red"
+    (place / "config.json").write_text(json.dumps(content))
+    with pytest.raises(UserError, match=r"train\.colour: unknown key"):
+        Shelf(tmp_path)
+
+
+def test_reproduce_fills_an_archive_and_then_needs_nothing_else(tmp_path, small, capsys):
+    words = ["reproduce", "matrix", *small(), "--archive", str(tmp_path / "archive"), "--json"]
+    assert skipless([*words, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "one")]) == 0
+    capsys.readouterr()
+    assert len(list((tmp_path / "archive").glob("*/metrics.jsonl.gz"))) == 4
+    for more in (["--runs", str(tmp_path / "archive")], ["--runs", str(tmp_path / "empty")]):
+        assert skipless([*words, *more, "--budget", "0", "--out", str(tmp_path / "again")]) == 0
+        assert json.loads(capsys.readouterr().out)["left"] == []
+        assert _content(tmp_path / "again") == _content(tmp_path / "one")
+        shutil.rmtree(tmp_path / "again")
+
+
+def _content(folder: Path) -> dict[str, bytes]:
+    return {path.relative_to(folder).as_posix(): path.read_bytes() for path in folder.rglob("*") if path.is_file()}
+
+
+# ------------------------------------------------------------------------- what is published
+
+
+def wanted() -> set[str]:
+    return {run_key(cfg) for one in EXPERIMENTS.values() for _, _, cfg in one.runs(LAPTOP, MANY)}
+
+
+def test_every_published_run_is_found_by_its_configuration():
+    assert PUBLISHED
+    shelf, keys = Shelf(RESULTS / "runs"), wanted()
+    assert len(shelf.known) == len(PUBLISHED)
+    for folder in PUBLISHED:
+        run = Run(folder)
+        assert run_key(run.config()) in keys, f"{folder.name} belongs to no experiment"
+        assert state(run).finished, folder.name
+        assert shelf.find(run.config()).folder == folder
+
+
+def test_published_runs_are_small_and_hold_what_later_experiments_ask_for():
+    for folder in PUBLISHED:
+        assert sum(path.stat().st_size for path in folder.iterdir()) < 60_000, folder.name
+        records = list(Run(folder).metrics())
+        healthy = [record["health"] for record in records if "health" in record]
+        assert healthy, folder.name
+        assert {"kurtosis", "attention_entropy", "token_similarity"} <= healthy[-1].keys()
+        if Run(folder).config().model.block.mixing != "softmax":
+            assert any("gains" in record for record in records), folder.name
+
+
+def test_rates_are_those_that_were_tuned():
+    shelf = Shelf(RESULTS / "runs")
+    histories = {
+        label: {seed: History.read(shelf.find(cfg))}
+        for label, seed, cfg in EXPERIMENTS["rates"].runs(LAPTOP, 1)
+        if shelf.find(cfg).exists
+    }
+    tuned = best_rates(LAPTOP, Evidence(histories))
+    assert tuned
+    for kind, blocks in tuned.items():
+        packaged = packaged_rates()[SCALES["laptop"][kind]]
+        for block, lr in blocks.items():
+            assert packaged[block] == {"train.lr": lr}, (kind, block)
