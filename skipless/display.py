@@ -171,10 +171,11 @@ def _fit(needed: int, there: int) -> str:
 
 def show_summaries(summaries: Sequence["Summary"]) -> None:
     """Runs side by side."""
-    head = ["run", "params", "steps", "tokens", "train", "valid", "bits", "tok/s", "time"]
+    head = ["run", "block", "params", "steps", "tokens", "train", "valid", "bits", "tok/s", "time"]
     rows = [
         [
             one.name,
+            one.block,
             number(one.parameters),
             f"{one.steps:,}",
             number(one.tokens),
@@ -186,7 +187,9 @@ def show_summaries(summaries: Sequence["Summary"]) -> None:
         ]
         for one in summaries
     ]
-    Console().print(table("Runs: training and held-out loss in nats per token, held-out bits per byte", head, rows))
+    out = table("Runs: training and held-out loss in nats per token, held-out bits per byte", head, rows)
+    out.columns[1].justify = "left"
+    Console().print(out)
 
 
 def _figure(value: float | None, digits: int) -> str:
@@ -346,24 +349,33 @@ OUTCOME_STYLES = {"holds": "green", "differs (better)": "cyan", "does not hold":
 
 
 def show_findings(findings: Sequence["Finding"]) -> None:
-    """Every claim with its verdict, and why."""
+    """What came out of each, and every claim with its verdict, and why."""
     console = Console()
     for finding in findings:
         seeds = ", ".join(map(str, finding.seeds)) or "none finished"
         console.print(
             f"\n[bold]{finding.id}[/bold]  {finding.title}  ({finding.scale} scale, seeds: {seeds})", highlight=False
         )
-        console.print(f"The paper: {finding.paper}", highlight=False)
+        show_warnings(finding.warnings)
+        if finding.answer:
+            console.print(escape(finding.answer), style="bold", highlight=False)
+        console.print(f"{'' if finding.own else 'The paper: '}{escape(finding.paper)}", highlight=False)
         for verdict in finding.verdicts:
             style = OUTCOME_STYLES[verdict.outcome]
             console.print(f"  [{style}]{verdict.outcome:>16}[/{style}]  {verdict.claim}", highlight=False)
             console.print(Padding(escape(verdict.reason), (0, 0, 0, 20)), style="dim", highlight=False)
-    verdicts = [verdict for finding in findings for verdict in finding.verdicts]
+    pairs = [(finding.own or verdict.own, verdict) for finding in findings for verdict in finding.verdicts]
     for whose, of in (("claims of the paper", False), ("checks of our own", True)):
-        counted = [verdict.outcome for verdict in verdicts if verdict.own == of]
+        counted = Counter[str](verdict.outcome for own, verdict in pairs if own == of)
         if counted:
-            counts = ", ".join(f"{counted.count(outcome)} {outcome}" for outcome in OUTCOME_STYLES)
-            console.print(f"\n{len(counted)} {whose}: {counts}", highlight=False)
+            counts = ", ".join(f"{counted[outcome]} {outcome}" for outcome in OUTCOME_STYLES)
+            console.print(f"\n{counted.total()} {whose}: {counts}", highlight=False)
+
+
+def show_warnings(warnings: Sequence[str]) -> None:
+    """What should be known before anything is compared."""
+    for warning in warnings:
+        Console().print(f"[bold yellow]warning:[/bold yellow] {escape(warning)}", highlight=False)
 
 
 def show_left(left: Sequence[str], failed: Mapping[str, str]) -> None:
