@@ -171,11 +171,10 @@ def _fit(needed: int, there: int) -> str:
 
 def show_summaries(summaries: Sequence["Summary"]) -> None:
     """Runs side by side."""
-    head = ["run", "block", "params", "steps", "tokens", "train", "valid", "bits", "tok/s", "time"]
+    head = ["run", "params", "steps", "tokens", "train", "valid", "bits", "tok/s", "time"]
     rows = [
         [
-            one.name,
-            one.block,
+            one.name if one.name == one.block else f"{one.name} ({one.block})",  # a column more is too much for 80
             number(one.parameters),
             f"{one.steps:,}",
             number(one.tokens),
@@ -187,9 +186,7 @@ def show_summaries(summaries: Sequence["Summary"]) -> None:
         ]
         for one in summaries
     ]
-    out = table("Runs: training and held-out loss in nats per token, held-out bits per byte", head, rows)
-    out.columns[1].justify = "left"
-    Console().print(out)
+    Console().print(table("Runs: training and held-out loss in nats per token, held-out bits per byte", head, rows))
 
 
 def _figure(value: float | None, digits: int) -> str:

@@ -843,7 +843,7 @@ def test_runs_of_different_data_carry_a_warning(tmp_path, visit, capsys):
     assert skipless(["report", *names[:2]]) == 0
     out = capsys.readouterr().out
     assert "warning" not in out
-    assert "sas-p" in out  # the block's name
+    assert out.count("(sas-p)") == 2  # the block of each run
 
 
 def test_the_terminal_says_what_came_out_first(capsys):
