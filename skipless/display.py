@@ -1,7 +1,8 @@
 """Tables and plots for people."""
 
 import statistics
-from collections.abc import Mapping, Sequence
+from collections import Counter
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
@@ -11,6 +12,7 @@ from rich.markup import escape
 from rich.padding import Padding
 from rich.table import Table
 
+from skipless.config import BLOCKS
 from skipless.errors import MissingExtra, UserError
 from skipless.inspect import Inspection
 
@@ -32,8 +34,35 @@ PLOT_FORMATS = (".png", ".svg", ".pdf")
 COLOURS = ("#0072B2", "#D55E00", "#009E73", "#CC79A7", "#E69F00", "#56B4E9", "#000000")
 """Okabe and Ito's, which people with any colour vision can tell apart."""
 
+BLOCK_COLOURS = {
+    "pre-ln": "#000000",
+    "sas": "#0072B2",
+    "sas-p": "#D55E00",
+    "sas-p-nonorm": "#009E73",
+    "v-skipinit": "#CC79A7",
+    "parallel": "#56B4E9",
+    "post-ln": "#E69F00",
+}
+"""A block has the same colour wherever it is drawn."""
+
 MARKS = ("o", "s", "^", "D", "v", "P", "X", "<")
 """Eight for seven colours: no pair of the two comes again before the 57th."""
+
+
+def block_in(name: str) -> str | None:
+    """The block that a name begins with, up to a comma: `sas-p, 3 seeds` is of `sas-p`."""
+    first = name.split(",", 1)[0].strip().lower()
+    return first if first in BLOCKS else None
+
+
+def group_colours(groups: Iterable[str]) -> dict[str, str]:
+    """A colour for each: a block's own, and for what is no block one that none of these blocks has."""
+    names = {group: block_in(group) or group for group in groups}
+    taken = {BLOCK_COLOURS[name] for name in names.values() if name in BLOCK_COLOURS}
+    free = [colour for colour in COLOURS if colour not in taken] or COLOURS
+    others = dict.fromkeys(name for name in names.values() if name not in BLOCK_COLOURS)
+    colours = {**BLOCK_COLOURS, **{name: free[position % len(free)] for position, name in enumerate(others)}}
+    return {group: colours[name] for group, name in names.items()}
 
 
 def number(value: float, unit: str = "") -> str:
@@ -146,7 +175,7 @@ def show_summaries(summaries: Sequence["Summary"]) -> None:
     head = ["run", "params", "steps", "tokens", "train", "valid", "bits", "tok/s", "time"]
     rows = [
         [
-            one.name,
+            one.name if one.name == one.block else f"{one.name} ({one.block})",  # a column more is too much for 80
             number(one.parameters),
             f"{one.steps:,}",
             number(one.tokens),
@@ -318,24 +347,33 @@ OUTCOME_STYLES = {"holds": "green", "differs (better)": "cyan", "does not hold":
 
 
 def show_findings(findings: Sequence["Finding"]) -> None:
-    """Every claim with its verdict, and why."""
+    """What came out of each, and every claim with its verdict, and why."""
     console = Console()
     for finding in findings:
         seeds = ", ".join(map(str, finding.seeds)) or "none finished"
         console.print(
             f"\n[bold]{finding.id}[/bold]  {finding.title}  ({finding.scale} scale, seeds: {seeds})", highlight=False
         )
-        console.print(f"The paper: {finding.paper}", highlight=False)
+        show_warnings(finding.warnings)
+        if finding.answer:
+            console.print(escape(finding.answer), style="bold", highlight=False)
+        console.print(f"{'' if finding.own else 'The paper: '}{escape(finding.paper)}", highlight=False)
         for verdict in finding.verdicts:
             style = OUTCOME_STYLES[verdict.outcome]
             console.print(f"  [{style}]{verdict.outcome:>16}[/{style}]  {verdict.claim}", highlight=False)
             console.print(Padding(escape(verdict.reason), (0, 0, 0, 20)), style="dim", highlight=False)
-    verdicts = [verdict for finding in findings for verdict in finding.verdicts]
+    pairs = [(finding.own or verdict.own, verdict) for finding in findings for verdict in finding.verdicts]
     for whose, of in (("claims of the paper", False), ("checks of our own", True)):
-        counted = [verdict.outcome for verdict in verdicts if verdict.own == of]
+        counted = Counter[str](verdict.outcome for own, verdict in pairs if own == of)
         if counted:
-            counts = ", ".join(f"{counted.count(outcome)} {outcome}" for outcome in OUTCOME_STYLES)
-            console.print(f"\n{len(counted)} {whose}: {counts}", highlight=False)
+            counts = ", ".join(f"{counted[outcome]} {outcome}" for outcome in OUTCOME_STYLES)
+            console.print(f"\n{counted.total()} {whose}: {counts}", highlight=False)
+
+
+def show_warnings(warnings: Sequence[str]) -> None:
+    """What should be known before anything is compared."""
+    for warning in warnings:
+        Console().print(f"[bold yellow]warning:[/bold yellow] {escape(warning)}", highlight=False)
 
 
 def show_left(left: Sequence[str], failed: Mapping[str, str]) -> None:
@@ -443,12 +481,13 @@ def plot_signal(found: Sequence[Inspection], path: Path) -> None:
         "cosine": "cosine similarity of tokens",
         "gradient": "size of gradients, against the last layer",
     }
+    colours = group_colours(one.name for one in found)
     for axis, (key, title) in zip(axes, titles.items(), strict=True):
         for position, one in enumerate(found):
             axis.plot(
                 [layer.layer for layer in one.signal],
                 [getattr(layer, key) for layer in one.signal],
-                color=COLOURS[position % len(COLOURS)],
+                color=colours[one.name],
                 marker=MARKS[position % len(MARKS)],
                 markevery=max(1, len(one.signal) // 9),
                 label=one.name,

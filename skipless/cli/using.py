@@ -201,7 +201,7 @@ def report(
     from skipless import display
     from skipless.experiments.page import check_page, files_folder, with_others, write_page
     from skipless.experiments.plots import draw_losses, save_plots
-    from skipless.experiments.report import as_dict, finding_dict, summarise
+    from skipless.experiments.report import as_dict, different_data, finding_dict, summarise
 
     if plot:
         display.check_plot(plot)
@@ -218,13 +218,14 @@ def report(
         for finding in with_others(findings, runs) if files else ():
             save_plots(finding, files_folder(page, finding))
         write_page(findings, runs, page)
-    summaries = [summarise(run) for run in everything]
+    summaries, warnings = [summarise(run) for run in everything], different_data(runs)
     if as_json:
         found = {"findings": list(map(finding_dict, findings))} if findings else {}
-        print(json.dumps({"runs": list(map(as_dict, summaries)), **found}))
+        print(json.dumps({"runs": list(map(as_dict, summaries)), "warnings": warnings, **found}))
         return
     if findings:
         display.show_findings(findings)
+    display.show_warnings(warnings)
     display.show_summaries(summaries)
     if samples:
         display.show_samples(everything)

@@ -144,7 +144,7 @@ class Claim:
 
     def undecided(self, why: str) -> Verdict:
         """The verdict where there is nothing to judge."""
-        return Verdict(self.text, self.paper, OPEN, why, self._bounds(), self.form, self.own)
+        return Verdict(self.text, self.paper, OPEN, why, self._bounds(), self.form, self.own, unit=self.unit)
 
     def verdict(
         self,
@@ -177,6 +177,9 @@ class Claim:
             self.form,
             self.own,
             close=close and result != OPEN,
+            why=why,
+            unit=self.unit,
+            seed=self.seed,
         )
 
     def _blind(self, least: float, controls: Sequence[float] | None, count: int) -> str:

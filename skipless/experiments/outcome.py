@@ -33,6 +33,12 @@ class Verdict:
     """Whether it is a check of ours rather than a claim of the paper."""
     close: bool = False
     """Whether an end of the interval is within rounding of a bound."""
+    why: str = ""
+    """Why it is not decidable, where the interval itself lies within the bounds."""
+    unit: str = ""
+    """What is written after a number, such as ` points`."""
+    seed: str = "seed"
+    """What each value behind the interval is of: a seed, a round of a measurement."""
 
 
 @dataclass(frozen=True)

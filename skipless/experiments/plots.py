@@ -14,8 +14,7 @@ from pathlib import Path
 from typing import Any, TypeGuard
 
 from skipless.atomic import make_folder, write_bytes, write_text
-from skipless.config import BLOCKS
-from skipless.display import COLOURS, MARKS, pyplot
+from skipless.display import BLOCK_COLOURS, COLOURS, MARKS, block_in, group_colours, pyplot
 from skipless.errors import UserError
 from skipless.experiments.outcome import Finding, Plot, Series
 from skipless.experiments.report import Pool, pool_seeds, summarise
@@ -44,15 +43,6 @@ GAINS = {
 INK = ("#000000", "#f2f2f0")
 """Black, and what stands for it on a dark page."""
 
-BLOCK_COLOURS = dict(
-    zip(
-        ("pre-ln", "sas", "sas-p", "sas-p-nonorm", "v-skipinit", "parallel", "post-ln"),
-        ("#000000", "#0072B2", "#D55E00", "#009E73", "#CC79A7", "#56B4E9", "#E69F00"),
-        strict=True,
-    )
-)
-"""A block has the same colour wherever it is drawn."""
-
 RAMP = ("#440154", "#3b528b", "#21918c", "#5ec962", "#fde725")
 """Viridis, for what is many and has an order, such as layers: lightness alone tells it."""
 
@@ -74,27 +64,25 @@ class Style:
 def styles(plots: Sequence[Plot]) -> list[tuple[Style, ...]]:
     """A style for each series of each plot; a group looks the same in all of them."""
     many = [len(_other_groups([plot])) > len(COLOURS) for plot in plots]
-    others = _other_groups([plot for plot, ramp in zip(plots, many, strict=True) if not ramp])
-    taken = {BLOCK_COLOURS[group] for plot in plots for group in map(_group, plot.series) if group in BLOCKS}
-    free = [colour for colour in COLOURS if colour not in taken] or COLOURS
-    colours = {group: free[position % len(free)] for position, group in enumerate(others)}
-    marks = {group: position for position, group in enumerate([*BLOCK_COLOURS, *others])}
+    drawn = [plot for plot, ramp in zip(plots, many, strict=True) if not ramp]
+    colours = group_colours(_group(series) for plot in [*drawn, *plots] for series in plot.series)
+    marks = {group: position for position, group in enumerate([*BLOCK_COLOURS, *_other_groups(drawn)])}
     return [
-        _ramp_styles(plot) if ramp else _plain_styles(plot, {**BLOCK_COLOURS, **colours}, marks)
+        _ramp_styles(plot) if ramp else _plain_styles(plot, colours, marks)
         for plot, ramp in zip(plots, many, strict=True)
     ]
 
 
 def _group(series: Series) -> str:
-    """What a series shares its colour with; a block is known by its name."""
+    """What a series shares its colour with: a block is known by its name, also by one that goes on after a comma."""
     name = series.group or series.name
-    return name.lower() if name.lower() in BLOCKS else name
+    return block_in(name) or name
 
 
 def _other_groups(plots: Sequence[Plot]) -> list[str]:
     """The groups that are no blocks, in order."""
     groups = (_group(series) for plot in plots for series in plot.series)
-    return list(dict.fromkeys(group for group in groups if group not in BLOCKS))
+    return list(dict.fromkeys(group for group in groups if group not in BLOCK_COLOURS))
 
 
 def _plain_styles(plot: Plot, colours: Mapping[str, str], marks: Mapping[str, int]) -> tuple[Style, ...]:
@@ -103,18 +91,19 @@ def _plain_styles(plot: Plot, colours: Mapping[str, str], marks: Mapping[str, in
     for group in groups:
         position, of = seen[group], groups.count(group)
         light, dark = colours[group], INK[1] if colours[group] == INK[0] else colours[group]
+        mark = MARKS[(marks[group] + position) % len(MARKS)]
         if of > len(DASHES):  # more than dashes could tell apart: shades of the colour, in order
             share = position / (of - 1)
             shades = (
                 _mixed(light, "#ffffff" if light == INK[0] else "#000000", 0.45 * share),
                 _mixed(dark, "#808080", share / 2),
             )
-            found.append(Style(*shades, "", ()))
+            few = plot.kind == "marks"  # on a line of hundreds of points so many marks would hide each other
+            found.append(Style(*shades, mark if few else "", DASHES[position % len(DASHES)] if few else ()))
         elif plot.kind == "bars" and position:  # a bar has no dashes: paler
             share = 0.6 * position / (of - 1)
             found.append(Style(_mixed(light, "#ffffff", share), _mixed(dark, "#000000", share), "", ()))
         else:
-            mark = MARKS[(marks[group] + position) % len(MARKS)]
             found.append(Style(light, dark, mark, DASHES[position]))
         seen[group] += 1
     return tuple(found)
@@ -180,17 +169,27 @@ def y_limits(plot: Plot, *, whole: bool = False) -> tuple[float, float]:
     The steep beginning of a training would leave no room for what comes after it. So where the first fifth of it
     reaches over more than three times the range of the rest, it leaves the plot at the top, as in the paper's figures.
     """
-    axis = next(iter(plot.axes), "")
-    points = [point for series in plot.series for point in _points(series, axis, plot)]
-    ends = [value for _, low, high in points for value in (low, high)]
+    points = [point for axis in plot.axes for point in _along(plot, axis)]
+    ends = [end for _, *pair in points for end in pair]
     if plot.kind == "bars":
         return (min([0.0, *ends]), 1.06 * max([0.0, *ends]) or 1.0)
-    if plot.kind == "line" and axis in AXES and not (whole or plot.log_x or plot.log_y):
-        low, high = x_limits(plot, axis)
-        rest = [end for x, *pair in points if x > low + 0.2 * (high - low) for end in pair]
+    if plot.kind == "line" and plot.axes.keys() <= AXES.keys() and not (whole or plot.log_x or plot.log_y):
+        rest = [end for share, *pair in points if share > 0.2 for end in pair]
         if rest and max(ends) - min(rest) > 3 * (max(rest) - min(rest)) > 0:
             ends = [min(ends), max(rest) + 0.25 * (max(rest) - min(rest))]
     return _padded(ends, plot.log_y, 0.05)
+
+
+def _along(plot: Plot, axis: str) -> Iterator[tuple[float, float, float]]:
+    """The points of the series that have this axis first, by the share of it that lies before them.
+
+    So each series counts once, and the same part of the values is shown over every axis.
+    """
+    own = [one for one in plot.series if axis == next((name for name in plot.axes if one.x.get(name)), None)]
+    points = [point for series in own for point in _points(series, axis, plot)]
+    low, high = _padded([x for x, *_ in points], False, 0.02)
+    for x, bottom, top in points:
+        yield (x - low) / (high - low), bottom, top
 
 
 def _points(series: Series, axis: str, plot: Plot) -> Iterator[tuple[float, float, float]]:
@@ -224,13 +223,12 @@ def mark_every(count: int, position: int, of: int) -> tuple[int, int]:
 
 
 def save_plots(finding: Finding, folder: Path) -> list[Path]:
-    """Every plot of a finding: `<key>.png`, `.svg` over its own axis, `<key>-<axis>` over the others, `<key>.csv`."""
+    """Every plot of a finding as `<key>.png` and `.svg` over its first axis, and all of its axes as `<key>.csv`."""
     make_folder(folder)
     found, plots = [], [split_bars(plot) for plot in finding.plots]
     for plot, look in zip(plots, styles(plots), strict=True):
-        for number, axis in enumerate(plot.axes):
-            stem = plot.key if number == 0 else f"{plot.key}-{axis}"
-            found += [draw(plot, folder / f"{stem}{ending}", [axis], look) for ending in (".png", ".svg")]
+        axes = list(plot.axes)[:1]
+        found += [draw(plot, folder / f"{plot.key}{ending}", axes, look) for ending in (".png", ".svg")]
         found.append(folder / f"{plot.key}.csv")
         write_text(found[-1], to_csv(plot))
     return found
@@ -281,17 +279,32 @@ def _draw_panel(panel: Any, plot: Plot, axis: str, look: Sequence[Style]) -> Non
     panel.set(xlabel=_plain(plot.axes[axis]), ylim=y_limits(plot))
     if names is None:
         panel.set(xlim=x_limits(plot, axis), xscale="log" if plot.log_x else "linear")
+        if plot.log_x:
+            _plain_ticks(panel.xaxis, *x_limits(plot, axis))
     else:
         tilted = sum(map(len, names)) > 50
+        panel.set(xlim=(-0.5, max(1, len(names)) - 0.5))
         panel.set_xticks(range(len(names)), [_plain(name, 24) for name in names], fontsize=8)
         panel.tick_params(axis="x", rotation=30 if tilted else 0)
         for label in panel.get_xticklabels():
             label.set_horizontalalignment("right" if tilted else "center")
     if plot.log_y:
         panel.set(yscale="log")
+        _plain_ticks(panel.yaxis, *y_limits(plot))
     panel.spines["right"].set_visible(False)
     panel.grid(alpha=0.25, axis="y" if names else "both")
     panel.set_axisbelow(True)
+
+
+def _plain_ticks(axis: Any, low: float, high: float) -> None:
+    """Plain numbers along a logarithmic axis, as the page has them, few enough not to stand above each other."""
+    from matplotlib.ticker import LogLocator, NullFormatter
+
+    decades = math.log10(high) - math.log10(low)
+    if decades >= 0.6:  # else the ticks are those of a linear axis, which matplotlib finds by itself
+        axis.set_major_locator(LogLocator(subs=(1, 2, 5) if decades < 2.5 else (1,)))
+        axis.set_major_formatter("{x:g}")
+        axis.set_minor_formatter(NullFormatter())
 
 
 def _draw_line(
@@ -301,6 +314,7 @@ def _draw_line(
     y, sd = [_float(value) for value in series.y], [_float(value) for value in series.sd or ()]
     how = {"color": style.light, "label": _plain(series.name, 44), "markersize": 4.5, "marker": style.mark or None}
     if plot.kind == "marks":
+        how["marker"] = style.mark or "o"
         panel.plot(x, y, linewidth=0.8, linestyle=(0, style.dash) if style.dash else "-", **how)
         if sd:
             panel.errorbar(x, y, yerr=sd, fmt="none", ecolor=style.light, capsize=2.5, linewidth=1)
@@ -354,7 +368,7 @@ def split_bars(plot: Plot) -> Plot:
         return plot
     (series,), (axis,) = plot.series, plot.axes
     names = [label(x) for x in places(series, axis) if x is not None]
-    if len(names) != len(series.y) or len(set(names)) != len(names) or not BLOCKS.keys() & set(map(str.lower, names)):
+    if len(names) != len(series.y) or len(set(names)) != len(names) or not any(map(block_in, names)):
         return plot
     spread = series.sd or (None,) * len(names)
     bars = zip(names, series.y, spread, strict=True)

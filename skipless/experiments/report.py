@@ -7,6 +7,7 @@ from dataclasses import asdict, dataclass
 from typing import Any
 
 from skipless.config import BLOCKS, BlockConfig, RunConfig, TrainConfig
+from skipless.experiments import recipes
 from skipless.experiments.outcome import Finding
 from skipless.inspect import count_parameters
 from skipless.runs import Run
@@ -17,6 +18,7 @@ class Summary:
     """A run in a line."""
 
     name: str
+    block: str
     parameters: int
     steps: int
     tokens: int
@@ -43,6 +45,7 @@ def summarise(run: Run) -> Summary:
     tail = losses[-max(1, len(losses) // 20) :]
     return Summary(
         name=run.name,
+        block=recipes.block_name(cfg.model.block),
         parameters=sum(count_parameters(cfg.model).values()),
         steps=last["step"],
         tokens=last["tokens"],
@@ -74,7 +77,8 @@ def finding_dict(finding: Finding) -> dict[str, Any]:
         {**asdict(one), "numbers": {name: n if math.isfinite(n) else None for name, n in one.numbers.items()}}
         for one in finding.verdicts
     ]
-    return {"id": finding.id, "scale": finding.scale, "seeds": list(finding.seeds), "verdicts": verdicts}
+    about = {name: getattr(finding, name) for name in ("id", "scale", "answer", "own")}
+    return {**about, "seeds": list(finding.seeds), "warnings": list(finding.warnings), "verdicts": verdicts}
 
 
 @dataclass(frozen=True)
@@ -87,6 +91,11 @@ class Pool:
     runs: tuple[Run, ...]
     config: RunConfig
     """Of the first run."""
+
+    @property
+    def block(self) -> str:
+        """The name of their block, whether it is a preset or not."""
+        return recipes.block_name(self.config.model.block)
 
 
 def pool_seeds(runs: Sequence[Run]) -> list[Pool]:

@@ -28,7 +28,7 @@ import yaml
 
 from skipless.atomic import IN_USE, RunLock, is_locked, make_folder, write_json
 from skipless.config import YAML_ERRORS, RunConfig
-from skipless.display import COLOURS, MARKS, pyplot
+from skipless.display import MARKS, group_colours, pyplot
 from skipless.errors import MissingExtra, UserError
 from skipless.experiments.evidence import History
 from skipless.experiments.recipes import recipe
@@ -414,15 +414,15 @@ def plot_sweep(points: Sequence[Point], key: str, path: Path) -> Path:
     blocks = list(dict.fromkeys(point.block for point in points))
     values = [point.values[key] for point in done]
     numeric = all(isinstance(value, int | float) and not isinstance(value, bool) for value in values)
-    for position, block in enumerate(blocks):
-        colour, mark = COLOURS[position % len(COLOURS)], MARKS[position % len(MARKS)]
+    for position, (block, colour) in enumerate(group_colours(blocks).items()):
+        mark = MARKS[position % len(MARKS)]
         own = [(p.values[key] if numeric else str(p.values[key]), p.loss or 0.0) for p in done if p.block == block]
         lowest = dict(sorted(sorted(own, key=lambda pair: pair[1], reverse=True), key=lambda pair: pair[0]))
         axis.plot([value for value, _ in own], [loss for _, loss in own], mark, color=colour, alpha=0.5)
         axis.plot(list(lowest), list(lowest.values()), color=colour, marker=mark, label=block)
     if numeric and values and min(values) > 0 and max(values) >= 4 * min(values):
         axis.set_xscale("log")
-    axis.set(xlabel=key, ylabel="final held-out loss")
+    axis.set(xlabel=key, ylabel="final held-out loss (nats per token)")
     axis.grid(alpha=0.3)
     if blocks:
         axis.legend()

@@ -5,6 +5,7 @@ import math
 import random
 from pathlib import Path
 
+from skipless.experiments.claims import Claim
 from skipless.experiments.outcome import FAILS, HOLDS, OPEN, Finding, Plot, Series, Verdict
 from skipless.experiments.recipes import laptop
 from skipless.runs import Run
@@ -70,6 +71,34 @@ def plot(*series: Series, **changes) -> Plot:
     axes = {"steps": "training steps", "minutes": "minutes of training"}
     default = {"key": "loss", "title": "Loss", "y_label": "loss", "axes": axes, "series": series}
     return Plot(**{**default, **changes})
+
+
+def judged(*values: float, text: str = "sas matches pre-ln", paper: str = "“they match”", **claim) -> Verdict:
+    """A verdict on values, one for each seed."""
+    made = Claim(text, paper, ("sas", "pre-ln"), lambda seed: math.nan, **claim)
+    return made.verdict(values, range(len(values)), {"sas": 2.903, "pre-ln": 2.914})
+
+
+def missing(text: str = "sas-p matches sas", **claim) -> Verdict:
+    """A verdict on runs that are not there."""
+    return Claim(text, "“they match”", ("sas-p", "sas"), lambda seed: math.nan, **claim).undecided("no finished run")
+
+
+MATCH = {"above": -0.02, "below": 0.02, "better": "low"}
+
+ALL_KINDS = (
+    judged(0.003, 0.001, 0.005, **MATCH),
+    judged(-0.061, -0.055, -0.064, text="sas-p matches pre-ln", **MATCH),
+    judged(0.051, 0.047, 0.055, text="sas is faster than pre-ln", paper="“faster”", below=0.0),
+    judged(0.01, 0.03, 0.022, text="sas is slightly behind pre-ln", above=0.0, below=0.02),
+    judged(0.0194, 0.0195, 0.0196, text="sas-p-nonorm matches sas-p", **MATCH),
+    judged(0.012, text="one seed matches", **MATCH),
+    judged(2.5, 3.5, 2.9, text="sas gains points", above=1.0, form="+.1f", unit=" points", seed="round"),
+    missing(below=0.02),
+    judged(0.0, 0.009, -0.009, text="sas-p follows pre-ln", **MATCH),
+    judged(1.5, 1.6, 1.4, text="pre-training helps", paper="(a check of the recipe)", above=0.0, form=".2f", own=True),
+)
+"""Holds, better, fails, crosses a bound, close, one seed, a unit, nothing measured, not enough seeds, our own."""
 
 
 def finding(*plots: Plot, runs=(), **changes) -> Finding:

@@ -13,10 +13,11 @@ from hypothesis import example, given
 from hypothesis import strategies as st
 
 from skipless import BLOCKS
-from skipless.display import COLOURS
+from skipless.display import BLOCK_COLOURS, COLOURS, group_colours
 from skipless.errors import UserError
 from skipless.experiments import plots
 from skipless.experiments.outcome import Plot, Series
+from skipless.experiments.page_plots import plot_data
 from skipless.experiments.plots import (
     bar_places,
     curve,
@@ -59,8 +60,35 @@ def test_a_block_has_one_colour_wherever_it_is_drawn():
 
 
 def test_the_blocks_colours_are_those_of_the_palette():
-    assert set(plots.BLOCK_COLOURS) == set(BLOCKS)
-    assert sorted(plots.BLOCK_COLOURS.values()) == sorted(COLOURS)
+    assert set(BLOCK_COLOURS) == set(BLOCKS)
+    assert sorted(BLOCK_COLOURS.values()) == sorted(COLOURS)
+
+
+def test_what_stands_before_the_comma_may_be_a_block():
+    names = ("pre-ln, linear", "Pre-LN, cosine", "pre-ln", "sas-p, 3 seeds", "sas-like, 3 seeds", "sas-p-nonorm, a, b")
+    (look,) = styles([plot(*map(line, names))])
+    own = [BLOCK_COLOURS[name] for name in ("pre-ln", "pre-ln", "pre-ln", "sas-p")]
+    assert [style.light for style in look[:4]] == own
+    assert look[5].light == BLOCK_COLOURS["sas-p-nonorm"]
+    assert look[4].light not in {style.light for n, style in enumerate(look) if n != 4}  # no block is called that
+    assert len({(style.dash, style.mark) for style in look[:3]}) == 3
+    bars = plot(Series("size", {"steps": ("pre-ln, deep", "other")}, (3.0, 2.0)), kind="bars", axes={"steps": ""})
+    assert styles([split_bars(bars)])[0][0].light == BLOCK_COLOURS["pre-ln"]
+
+
+def test_other_pictures_have_the_same_colours():
+    found = group_colours(["other", "sas-p, deep", "sas-p", "pre-ln", "another"])
+    assert found["sas-p, deep"] == found["sas-p"] == BLOCK_COLOURS["sas-p"]
+    assert found["pre-ln"] == BLOCK_COLOURS["pre-ln"]
+    assert len(set(found.values())) == 4
+    assert group_colours([]) == {}
+
+
+def test_many_settings_of_two_blocks_can_be_told_apart():
+    settings = [f"{block}, setting {n}" for block in ("pre-ln", "sas-p") for n in range(9)]
+    (look,) = styles([plot(*map(line, settings), kind="marks")])
+    assert all(style.mark for style in look)
+    assert len({(style.light, style.mark, style.dash) for style in look}) == len(settings)
 
 
 def test_a_group_shares_its_colour_and_not_its_dashes():
@@ -155,6 +183,14 @@ def test_bars_begin_at_zero_and_show_their_deviation():
     assert y_limits(plot(Series("a", {"steps": ("x",)}, (-5.0,)), kind="bars"))[0] == -5
 
 
+def test_a_series_without_the_first_axis_is_not_cut_off():
+    whole, without = line("a", (3.0, 2.0)), replace(line("b", (9.0, 8.0)), x={"minutes": (1.0, 2.0)})
+    assert y_limits(plot(whole, without))[1] > 9
+    fall = [8, 4, *(3 - 0.01 * n for n in range(20))]
+    late = replace(line("b", fall), x={"minutes": tuple(range(len(fall)))})
+    assert y_limits(plot(line("a", fall), late)) == y_limits(plot(line("a", fall)))  # its beginning is one as well
+
+
 VALUES = st.one_of(st.none(), st.floats(-1e100, 1e100), st.sampled_from([math.nan, math.inf, -math.inf, 0.0]))
 
 
@@ -207,7 +243,10 @@ def test_every_plot_becomes_pictures_and_a_table(tmp_path):
     pytest.importorskip("matplotlib")
     one = finding(plot(line("sas", sd=(0.1, 0.1, math.nan)), line("pre-ln", (3, math.nan, 2))))
     saved = save_plots(one, tmp_path / "new" / "folder")
-    names = {"loss.png", "loss.svg", "loss-minutes.png", "loss-minutes.svg", "loss.csv"}
+    names = {"loss.png", "loss.svg", "loss.csv"}  # over its own axis; the table has the others
+    assert "steps,minutes" in (tmp_path / "new" / "folder" / "loss.csv").read_text()
+    assert "training steps" in (tmp_path / "new" / "folder" / "loss.svg").read_text()
+    assert "minutes of training" not in (tmp_path / "new" / "folder" / "loss.svg").read_text()
     assert {path.name for path in saved} == names == {path.name for path in (tmp_path / "new" / "folder").iterdir()}
     for path in saved:
         if path.suffix == ".png":
@@ -244,6 +283,39 @@ def test_the_same_plot_is_the_same_file(tmp_path):
         first, second = (draw(one, tmp_path / f"{n}.{ending}", ["steps", "minutes"]).read_bytes() for n in "ab")
         assert first == second
     assert list(tmp_path.glob(".tmp*")) == []
+
+
+FALL = tuple(3 + 6 * math.exp(-n / 2) - 0.01 * n for n in range(40))
+SHOWN = {
+    "a steep beginning": plot(line("sas", FALL, sd=(0.05,) * 40), line("pre-ln", FALL[:30])),
+    "over time first": plot(line("sas", FALL), axes={"minutes": "minutes of training", "steps": "training steps"}),
+    "a sweep": plot(line("sas", FALL), kind="marks", log_x=True),
+    "logarithms": plot(line("sas", FALL), log_x=True, log_y=True),
+    "bars": plot(Series("a", {"steps": ("x", "y"), "minutes": (1, 2)}, (5.0, -9.0), (0.5, 2.0)), kind="bars"),
+}
+
+
+@pytest.mark.parametrize("name", SHOWN)
+def test_a_picture_shows_the_part_that_the_page_shows_at_first(tmp_path, monkeypatch, name):
+    pytest.importorskip("matplotlib")
+    panels, draw_panel, one = [], plots._draw_panel, SHOWN[name]
+
+    def remember(panel, *rest):
+        panels.append(panel)
+        draw_panel(panel, *rest)
+
+    monkeypatch.setattr(plots, "_draw_panel", remember)
+    data = plot_data(one, styles([one])[0], 0)
+    first, second = one.axes
+    draw(one, tmp_path / "both.png", [first, second])
+    draw(one, tmp_path / "one.svg", [second])
+    assert len(panels) == 3
+    for panel, axis in zip(panels, (0, 1, 1), strict=True):
+        assert panel.get_ylim() == pytest.approx(data["y"])
+        names = data["axes"][axis]["categories"]
+        assert panel.get_xlim() == pytest.approx((-0.5, len(names) - 0.5) if names else data["axes"][axis]["limits"])
+    if name in ("a steep beginning", "over time first"):
+        assert panels[0].get_ylim()[1] < 5 < data["whole"][1]
 
 
 # -------------------------------------------------------------------------- plots of runs
@@ -299,9 +371,13 @@ def test_plots_of_runs(made, tmp_path):
     assert len({one.key for one in found.values()}) == len(found)
 
 
-def test_losses_in_one_picture(made, tmp_path):
+def test_losses_in_one_picture(made, tmp_path, monkeypatch):
     pytest.importorskip("matplotlib")
+    seen = []
+    monkeypatch.setattr(plots, "draw", lambda *given: seen.append(given) or draw(*given))
     draw_losses(made, tmp_path / "losses.svg")
+    ((plotted, _, axes),) = seen
+    assert (plotted, axes) == (run_plots(made)[0], ["steps", "minutes"])  # what the page shows, so cut like it
     text = (tmp_path / "losses.svg").read_text()
     assert "training steps" in text
     assert "minutes of training" in text

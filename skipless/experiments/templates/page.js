@@ -513,8 +513,20 @@
     label();
   }
 
+  /** What is folded away is opened for the printer, plots are drawn in it, and it is folded again. */
+  function openForPrinting(plots) {
+    let opened = [];
+    addEventListener("beforeprint", () => {
+      opened = [...document.querySelectorAll("details:not([open])")];
+      opened.forEach((one) => (one.open = true));
+      plots.forEach((plot) => plot.draw());
+    });
+    addEventListener("afterprint", () => opened.forEach((one) => (one.open = false)));
+  }
+
   const data = JSON.parse(document.getElementById("plots").textContent);
-  document.querySelectorAll("figure.plot").forEach((figure) => new Plot(figure, data[figure.dataset.plot]));
+  const plots = [...document.querySelectorAll("figure.plot")].map((figure) => new Plot(figure, data[figure.dataset.plot]));
   document.querySelectorAll("table.sortable").forEach(addSorting);
   addThemeSwitch();
+  openForPrinting(plots);
 })();
