@@ -141,7 +141,7 @@ def _reproduce(
     deadline = None if budget is None else begun + 60 * budget
     pool = Pool(jobs, cache_dir, deadline, view)
     if archive is not None:
-        pool.done = lambda task: archive_run(task.run, archive) and None
+        pool.done = lambda task: archive_run(task.run, archive)
     try:
         done = [pool.run(tasks)]
         if glue_dir:

@@ -320,7 +320,7 @@ class Pool:
     """On the monotonic clock."""
     watcher: Watcher = field(default_factory=Watcher)
 
-    done: Callable[[Task], None] = lambda task: None
+    done: Callable[[Task], object] = lambda task: None
     """Called with each task that was finished here."""
 
     def run(self, tasks: Sequence[Task]) -> Progress:

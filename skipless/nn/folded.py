@@ -99,7 +99,9 @@ class JointLinear(nn.Module):
         super().__init__()
         self.widths = [part.out_features for part in maps]
         self.register_buffer("weight", along_longer_side(torch.cat([part.weight for part in maps])), persistent=False)
-        biases = [part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in maps]
+        biases: list[Tensor] = [
+            part.weight.new_zeros(part.out_features) if part.bias is None else part.bias for part in maps
+        ]
         some = any(part.bias is not None for part in maps)
         self.register_buffer("bias", torch.cat(biases) if some else None, persistent=False)
         for part, rows in zip(maps, self.weight.split(self.widths), strict=True):

@@ -1,5 +1,6 @@
 """The appendix's ablations: rates of V and P, schedules, matrices, gains, tied orthogonals, what can be left out."""
 
+import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 
@@ -251,8 +252,8 @@ def lower_on_average(text: str, paper: str, pairs: Iterable[tuple[str, str]], mo
         return statistics.fmean(seed[first].valid_loss / seed[second].valid_loss - 1 for first, second in pairs)
 
     labels = tuple(dict.fromkeys(label for pair in pairs for label in pair))
-    bounds = {"below": 0.0} if most is None else {"above": -most, "below": 0.0}
-    return Claim(text, paper, labels, quantity, show=valid_loss, **bounds)
+    above = -math.inf if most is None else -most
+    return Claim(text, paper, labels, quantity, above=above, below=0.0, show=valid_loss)
 
 
 @experiment(

@@ -1,6 +1,7 @@
 """Language modelling on books: Languini, in the appendix."""
 
 import math
+from typing import Any
 
 from skipless.experiments.claims import Claim, at_equal_time, compare
 from skipless.experiments.evidence import Evidence, History
@@ -34,7 +35,7 @@ def perplexity(history: History) -> float:
 def _languini(scale: Scale) -> list[Claim]:
     time = "“our models are able to match the training speed of default Pre-LN and Parallel blocks”"
     same = "“achieves the same final perplexity … (22.37 vs 22.39) as the Parallel block”"
-    match = {"above": -PERPLEXITY_MATCH, "below": PERPLEXITY_MATCH, "better": "low"}
+    match: dict[str, Any] = {"above": -PERPLEXITY_MATCH, "below": PERPLEXITY_MATCH, "better": "low"}
     final = [
         compare(f"{block} ends with parallel's perplexity", paper, block, "parallel", measure=perplexity, **match)
         for block, paper in {"sas": same, "sas-p": "as SAS does (figure of perplexity over run time)"}.items()
