@@ -4,13 +4,14 @@ The paper compares its blocks with Pre-LN at 18 layers of width 768. Of a laptop
 are trained with, and whether Pre-LN is given its best, has to be found out: `baseline` and `rates`.
 """
 
+import statistics
 from collections.abc import Mapping
 from typing import Any
 
 from skipless.experiments.claims import Claim
 from skipless.experiments.evidence import Evidence
 from skipless.experiments.experiment import Configs, experiment
-from skipless.experiments.outcome import Plot
+from skipless.experiments.outcome import Plot, Series
 from skipless.experiments.recipes import Scale
 from skipless.experiments.series import swept_plot
 
@@ -178,4 +179,100 @@ def best_rates(scale: Scale, evidence: Evidence) -> dict[str, dict[str, float]]:
     most_seeds=lambda scale, label: 1,
 )
 def _rates(scale: Scale) -> list[Claim]:
+    return []
+
+
+# --------------------------------------------------------------------------------- trend
+
+WIDTHS = (64, 128, 256)
+"""At as many tokens as everywhere."""
+
+LENGTHS = (1, 4, 10)
+"""Times as many tokens, at width 64."""
+
+TREND_RATES: dict[str, dict[str, tuple[float, ...]]] = {
+    "pre-ln": {
+        "tokens × 1": (1.5, 2),
+        "tokens × 4": (1, 1.5),
+        "tokens × 10": (1,),
+        "width 128": (1, 1.5),
+        "width 256": (0.5, 1),
+    },
+    "sas-p": {
+        "tokens × 1": (1.5, 2),
+        "tokens × 4": (1.5, 2),
+        "tokens × 10": (1.5,),
+        "width 128": (1, 1.5),
+        "width 256": (0.5, 1),
+    },
+}
+"""Block → point → positions on the grid of rates; the best by the rows for tuning counts."""
+
+
+def _point(scale: Scale, name: str) -> dict[str, Any]:
+    """What is changed at a point; a longer training is measured as often as a short one."""
+    kind, _, text = name.rpartition(" ")
+    if kind == "width":
+        times = int(text) // WIDTHS[0]
+        return {"model.d_model": int(text), "model.n_head": scale.decoder("pre-ln").model.n_head * times}
+    train = scale.decoder("pre-ln").train
+    often = ("steps", "eval_every", "log_every", "gains_every", "health_every")
+    return {f"train.{key}": int(text) * getattr(train, key) for key in often}
+
+
+def _trend_configs(scale: Scale) -> Configs:
+    if scale.is_paper:
+        return {}
+    return {
+        label(block, name, position): scale.decoder(block, {**_point(scale, name), "train.lr": rate(position)})
+        for block, points in TREND_RATES.items()
+        for name, positions in points.items()
+        for position in positions
+    }
+
+
+def best_losses(evidence: Evidence, block: str, name: str) -> dict[int, float]:
+    """Seed → held-out loss of a block at a point, at the rate that is best on the rows for tuning."""
+    found = [evidence.finished(label(block, name, position)) for position in TREND_RATES[block][name]]
+    seeds = {seed for histories in found for seed in histories}
+    best = {seed: min((of[seed] for of in found if seed in of), key=lambda one: one.tuning_loss) for seed in seeds}
+    return {seed: one.valid_loss for seed, one in sorted(best.items())}
+
+
+def _gap_plot(evidence: Evidence, key: str, axis: str, points: Mapping[float, str]) -> Plot:
+    gaps: dict[float, list[float]] = {}
+    for value, name in points.items():
+        ours, theirs = best_losses(evidence, "sas-p", name), best_losses(evidence, "pre-ln", name)
+        both = [100 * (ours[seed] / theirs[seed] - 1) for seed in ours if seed in theirs]
+        if both:
+            gaps[value] = both
+    y = tuple(statistics.fmean(values) for values in gaps.values())
+    sd = tuple(statistics.stdev(values) if len(values) > 1 else 0.0 for values in gaps.values())
+    several = any(len(values) > 1 for values in gaps.values())
+    series = (Series("sas-p against pre-ln", {"value": tuple(gaps)}, y, sd if several else None, "sas-p"),) if y else ()
+    title = f"How far the best sas-p is above the best pre-ln over {axis}"
+    return Plot(key, title, "held-out loss against pre-ln's (%)", {"value": axis}, series, "marks", log_x=True)
+
+
+def _trend_plots(scale: Scale, evidence: Evidence) -> list[Plot]:
+    if scale.is_paper:
+        return []
+    train, cfg = scale.decoder("pre-ln").train, scale.decoder("pre-ln")
+    tokens = {n * (train.steps or 0) * train.batch_size * cfg.data.seq_len: f"tokens × {n}" for n in LENGTHS}
+    widths = {WIDTHS[0]: "tokens × 1", **{width: f"width {width}" for width in WIDTHS[1:]}}
+    return [
+        _gap_plot(evidence, "trend-tokens", "training tokens (width 64)", tokens),
+        _gap_plot(evidence, "trend-width", "width", widths),
+    ]
+
+
+@experiment(
+    "trend",
+    "How the comparison goes with scale",
+    "(Not in the paper.) The gap between the best Pre-LN and the best SAS-P over training tokens and over width.",
+    _trend_configs,
+    _trend_plots,
+    own=True,
+)
+def _trend(scale: Scale) -> list[Claim]:
     return []
