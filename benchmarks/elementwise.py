@@ -18,7 +18,8 @@ from torch import Tensor
 from skipless.bench import take_turns
 from skipless.display import table
 from skipless.machine import compiler_problem
-from skipless.nn import Mask, fast
+from skipless.nn import Mask
+from skipless.nn.kernels import ops
 
 BATCH, LENGTH, HEADS, WIDTH, ROUNDS = 8, 128, 12, 64, 101
 CAUSAL = Mask(causal=True)
@@ -38,7 +39,7 @@ def read_tail(v: Tensor, attended: Tensor, other: Tensor, *gains: Tensor) -> Ten
 def hand_tail(v: Tensor, attended: Tensor, other: Tensor, *gains: Tensor) -> Tensor:
     """The same, as `Shaped.join` does it."""
     alpha, beta, gamma, beta_sa, beta_ff = gains
-    return fast.shaped_causal(v, attended, alpha * beta_sa, beta * beta_sa, gamma * beta_sa, other, beta_ff.view(1))
+    return ops.shaped_causal(v, attended, alpha * beta_sa, beta * beta_sa, gamma * beta_sa, other, beta_ff.view(1))
 
 
 def stream(count: int) -> list[Tensor]:
@@ -63,7 +64,7 @@ def main() -> None:
         torch.ones(HEADS * WIDTH, requires_grad=True),
     ]
     parts = {
-        "RMSNorm": (read_norm, lambda x, weight: fast.rms_norm(x, weight, 1e-6), norm),
+        "RMSNorm": (read_norm, lambda x, weight: ops.rms_norm(x, weight, 1e-6), norm),
         "tail of sas-p": (read_tail, hand_tail, [*stream(3), *gains]),
     }
     cases = {}

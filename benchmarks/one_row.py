@@ -20,7 +20,7 @@ from torch import Tensor
 from skipless.bench import take_turns
 from skipless.display import table
 from skipless.machine import check_cpu_bf16
-from skipless.nn.folded import slab_product
+from skipless.nn.kernels.slabs import slab_product
 
 MATRICES = {"queries, keys, MLP in (4608×768)": (4608, 768), "MLP out (768×3072)": (768, 3072), "head": (50_000, 768)}
 COPIES = 64 << 20

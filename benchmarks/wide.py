@@ -1,4 +1,4 @@
-"""The MLP's products with a wide result, whole and some columns at a time (`skipless.nn.fast.wide_product`).
+"""The MLP's products with a wide result, whole and some columns at a time (`skipless.nn.kernels.ops.wide_product`).
 
     python benchmarks/wide.py
 

@@ -27,7 +27,7 @@ if TYPE_CHECKING:
         TrainConfig,
     )
     from skipless.errors import UserError
-    from skipless.nn.mask import Mask
+    from skipless.nn.masks import Mask
     from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
     from skipless.runs import load
 
@@ -43,7 +43,7 @@ _HOMES = {
         "TrainConfig",
     ],
     "skipless.errors": ["UserError"],
-    "skipless.nn.mask": ["Mask"],
+    "skipless.nn.masks": ["Mask"],
     "skipless.nn.model": ["CausalLM", "MaskedLM", "SequenceClassifier"],
     "skipless.runs": ["load"],
 }

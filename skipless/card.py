@@ -4,6 +4,7 @@ from typing import Any
 
 from skipless import __version__
 from skipless.inspect import draw, removed
+from skipless.nn.kernels import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.runs import Run
 
@@ -18,7 +19,7 @@ def model_card(
 ) -> str:
     """The text of README.md; with a run, also its data and its metrics at a step."""
     name = run.name if run else type(model).__name__
-    library, task = LIBRARIES[to], PIPELINES[type(model)]
+    library, task = LIBRARIES[to], PIPELINES[plain_type(model)]
     head = ["---", f"library_name: {library}", f"pipeline_tag: {task}", "tags: [skipless]", "---"]
     parts = ["\n".join(head), f"# {name}", _what(model)]
     if run:
@@ -70,11 +71,11 @@ def _use(model: CausalLM | MaskedLM | SequenceClassifier, to: str) -> str:
 
 
 def _use_hf(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
-    auto = f"AutoModelFor{AUTO[type(model)]}"
+    auto = f"AutoModelFor{AUTO[plain_type(model)]}"
     lines = [f"from transformers import {auto}, AutoTokenizer, pipeline", "", 'here = "."  # this folder, or its name']
     lines += [f"model = {auto}.from_pretrained(here, trust_remote_code=True)"]
     lines += ["tokenizer = AutoTokenizer.from_pretrained(here, trust_remote_code=True)"]
-    lines += [f'ask = pipeline("{PIPELINES[type(model)]}", model=model, tokenizer=tokenizer)']
+    lines += [f'ask = pipeline("{PIPELINES[plain_type(model)]}", model=model, tokenizer=tokenizer)']
     if isinstance(model, CausalLM):
         lines += [
             f'print(ask(["def ", "import os"], batch_size=2, max_new_tokens={min(40, model.config.max_seq_len // 2)}))'

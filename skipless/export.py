@@ -27,6 +27,7 @@ from skipless.card import model_card
 from skipless.data import Tokenizer
 from skipless.errors import MissingExtra, UserError, unknown
 from skipless.nn import explicit_form
+from skipless.nn.kernels import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.quiet import quiet
 from skipless.runs import ARCHITECTURES, MODEL_TYPE, choose_checkpoint, find_run, is_export, load, load_checkpoint
@@ -93,7 +94,7 @@ def _in_place_of(out: Path) -> Iterator[Path]:
 
 
 def _write_config(model: Model, folder: Path) -> None:
-    name = next(name for name, kind in ARCHITECTURES.items() if type(model) is kind)
+    name = next(name for name, kind in ARCHITECTURES.items() if plain_type(model) is kind)
     content: dict[str, Any] = {"model_type": MODEL_TYPE, "architectures": [name], "skipless_version": __version__}
     if isinstance(model, SequenceClassifier):
         content["id2label"] = {str(label): f"LABEL_{label}" for label in range(model.num_labels)}

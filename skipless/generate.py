@@ -10,7 +10,6 @@ from torch import Tensor
 
 from skipless.errors import UserError
 from skipless.nn.cache import Cache
-from skipless.nn.folded import slab_product
 from skipless.nn.model import CausalLM
 
 PREFILL = 512
@@ -98,7 +97,7 @@ def generate(
     cache = model.new_cache(len(texts), mode=mode)
     hidden = _read(model, cache, [text[-limit:] for text in texts])
     for number in range(n_new):
-        logits = slab_product(hidden, model.head_weight).float().cpu()  # (B, V)
+        logits = model.logits(hidden).float().cpu()  # (B, V)
         new: list[int | None] = []
         for row, text in enumerate(texts):
             token = None if ended[row] else sampling.pick(logits[row], text, generators[row])

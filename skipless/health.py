@@ -10,7 +10,8 @@ from skipless.batches import held_out_batch
 from skipless.config import RunConfig
 from skipless.data import Corpus
 from skipless.inspect import mean_cosine
-from skipless.nn.attention import Attention, attention_matrix
+from skipless.nn.attention import Attention
+from skipless.nn.mixing import attention_matrix
 from skipless.nn.model import Transformer
 
 SEQUENCES = 8
@@ -35,8 +36,9 @@ def health(model: Transformer, cfg: RunConfig, corpus: Corpus) -> dict[str, list
 
     def attention_hook(module: nn.Module, args: tuple) -> None:
         assert isinstance(module, Attention)
-        x, mask, turn = (*args, None)[:3]
-        found["attention_entropy"].append(entropy(attention_matrix(*module.queries_keys(x, turn), mask)))
+        x, mask, rope = (*args, None)[:3]
+        q, k = module.queries_keys(module.query(x), module.key(x), rope)
+        found["attention_entropy"].append(entropy(attention_matrix(q, k, mask)))
 
     hooks = [block.register_forward_hook(block_hook) for block in model.blocks]
     hooks += [m.register_forward_pre_hook(attention_hook) for m in model.modules() if isinstance(m, Attention)]

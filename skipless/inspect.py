@@ -15,9 +15,10 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from skipless.config import BlockConfig, GainConfig, MapConfig, ModelConfig, ParallelConfig
 from skipless.machine import check_memory
-from skipless.nn.attention import Attention, is_identity
-from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm
+from skipless.nn.attention import Attention
+from skipless.nn.layers import ReparamLinear, RMSNorm, is_identity
 from skipless.nn.model import LOSS_ROWS, CausalLM, MaskedLM
+from skipless.nn.positions import LearnedPositions
 
 FLOAT = 4
 """Bytes of a float32."""

@@ -41,7 +41,7 @@ def test_hugging_face_is_among_the_cases(capsys):
 def test_explicit_form_is_really_explicit(monkeypatch):
     calls = []
     shape = Shape(8, 16, 1, 16, 2)
-    monkeypatch.setattr("skipless.nn.attention.attention_matrix", lambda q, k, m: calls.append(1) or q @ k.mT)
+    monkeypatch.setattr("skipless.nn.mixing.attention_matrix", lambda q, k, m: calls.append(1) or q @ k.mT)
     own_stack(shape, "sas-p", torch.device("cpu"))()
     assert not calls
     own_stack(shape, "sas-p" + EXPLICIT, torch.device("cpu"))()

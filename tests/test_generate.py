@@ -5,7 +5,7 @@ import torch
 
 from skipless import CausalLM, ModelConfig
 from skipless.generate import Sampling, generate, nucleus, penalised
-from tests.nn.test_fast_is_explicit import disturbed
+from tests.nn.test_plain_is_kernels import disturbed
 
 V = 30
 

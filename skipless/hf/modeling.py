@@ -9,7 +9,7 @@ Shapes: B batch, H heads, D width of a head, t new tokens, S tokens so far (the 
 
 from collections.abc import Callable
 from functools import partial
-from typing import Any, cast
+from typing import Any, ClassVar
 
 import torch
 import torch.nn.functional as F
@@ -24,24 +24,30 @@ from transformers.utils import logging
 from skipless.config import ModelConfig
 from skipless.errors import UserError
 from skipless.hf.configuration import SkiplessConfig
-from skipless.nn.mask import Mask, alibi_slopes, safe_softmax
+from skipless.nn.masks import Mask, alibi_slopes
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer, as_padding
 
 logger = logging.get_logger(__name__)
 
 
-class Memory:
+class Pass:
     """What all layers share of one pass with a cache: which of the tokens so far each new token sees."""
 
     def __init__(self, cfg: ModelConfig, cache: Cache, ids: Tensor, padding: Tensor | None) -> None:
-        self.cache, self.padding = cache, padding
+        self.cache, self.padding, self.new = cache, padding, ids.shape[1]
         self.first = cache.get_seq_length()  # a static cache's is a tensor
-        self.new = ids.shape[1]
         self.index = self.first + torch.arange(self.new, device=ids.device)  # (t,)
-        self.alibi = alibi_slopes(cfg.n_head, ids.device) if cfg.positions == "alibi" else None
-        self.prompt = self._prompt()
-        self._rows: tuple[Tensor, Tensor] | None = None
         self._check(cfg, ids)
+        alibi = alibi_slopes(cfg.n_head, ids.device) if cfg.positions == "alibi" else None
+        ranks = None if padding is None else Mask(True, padding).positions(padding.shape[1], ids.device)
+        self.positions = self.index[None] if ranks is None else ranks[:, self.index]  # (1 or B, t)
+        # of a prompt the mask is square, and its fast forms need no (T, T) matrix; but where padding stands between
+        # tokens, only an explicit one counts ALiBi's distances without it
+        if isinstance(self.first, int) and self.first == 0 and (padding is None or alibi is None):
+            self.mask = Mask(True, None if padding is None else padding[:, : self.new], alibi=alibi)
+        else:
+            self.mask = Mask(True, padding, alibi=alibi, queries=self.index, places=ranks)
+        self._centring: Tensor | None = None
 
     def _check(self, cfg: ModelConfig, ids: Tensor) -> None:
         if torch.compiler.is_compiling():
@@ -57,65 +63,36 @@ class Memory:
                 f"got {tuple(self.padding.shape)}"
             )
 
-    def _prompt(self) -> Mask | None:
-        """The mask of a prompt, where nothing came before it: its fast forms need no (T, T) matrix."""
-        if not isinstance(self.first, int) or self.first > 0:
-            return None
-        if self.padding is not None and self.alibi is not None:
-            return None  # the mask counts distances over the padding too
-        return Mask(True, None if self.padding is None else self.padding[:, : self.new], alibi=self.alibi)
-
-    def positions(self) -> Tensor:
-        """(1 or B, t): the rank of each new token among the real tokens of its row."""
-        if self.padding is None:
-            return self.index[None]
-        return self._ranks(self.padding.shape[1])[:, self.index]
-
-    def _ranks(self, length: int) -> Tensor:
-        """(1 or B, length): the rank of every token so far among the real ones."""
-        if self.padding is None:
-            return torch.arange(length, device=self.index.device)[None]
-        return (F.pad(self.padding, (0, length))[:, :length].long().cumsum(-1) - 1).clamp(min=0)
-
-    def rows(self, length: int, like: Tensor) -> tuple[Tensor, Tensor]:
-        """The new rows of M for fused attention and of C, (1 or B, 1 or H, t, length), made once for all layers."""
-        if self._rows is None:
-            key = torch.arange(length, device=self.index.device)
-            seen = (self.index[:, None] >= key)[None, None]
-            if self.padding is not None:
-                seen = seen & F.pad(self.padding, (0, length))[:, None, None, :length]
-            wide = torch.promote_types(like.dtype, torch.float32)
-            if self.alibi is None:
-                bias = torch.where(seen, torch.zeros((), dtype=wide, device=seen.device), float("-inf"))
-                self._rows = seen, safe_softmax(bias)
-            else:
-                distance = self.positions()[..., None] - self._ranks(length)[:, None]  # (1 or B, t, length)
-                bias = -self.alibi.to(wide)[:, None, None] * distance[:, None]
-                bias = torch.where(seen, bias, float("-inf"))
-                self._rows = bias.to(like.dtype), safe_softmax(bias)
-        return self._rows
+    def centring(self, values: Tensor) -> Tensor:
+        """The new rows of C, (1 or B, 1 or H, t, S), in float32 at least, made once for all layers."""
+        if self._centring is None:
+            like = values.new_empty(0, dtype=torch.promote_types(values.dtype, torch.float32))
+            self._centring = self.mask.centring(like, self.new, values.shape[-2])
+        return self._centring
 
 
-class Recall:
-    """One layer of a pass with a cache, in the place of its mask, as `skipless.nn.cache.Past` is."""
+class CachedLayer:
+    """One layer of a pass with a cache of `transformers`, in the place of its mask."""
 
-    def __init__(self, memory: Memory, layer: int) -> None:
-        self.memory, self.layer = memory, layer
+    of_inputs: ClassVar[bool] = False
+
+    def __init__(self, shared: Pass, layer: int) -> None:
+        self.shared, self.layer = shared, layer
         self.values: Tensor | None = None
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Remember the new keys and values, and mix all values so far: (B, H, t, D)."""
-        keys, self.values = self.memory.cache.update(k, v, self.layer)
-        if self.memory.prompt is not None:
-            return self.memory.prompt.attend(q, k, v)
-        return F.scaled_dot_product_attention(q, keys, self.values, attn_mask=self.memory.rows(keys.shape[-2], q)[0])
+        keys, self.values = self.shared.cache.update(k, v, self.layer)
+        if self.shared.mask.queries is None:  # a prompt: a static cache holds more than there is yet
+            return self.shared.mask.attend(q, k, v)
+        return self.shared.mask.attend(q, keys, self.values)
 
     def mean(self, v: Tensor) -> Tensor:
         """C·V of the new tokens, (B, H, t, D), summed in float32 at least."""
-        if self.memory.prompt is not None:
-            return self.memory.prompt.mean(v)
+        if self.shared.mask.queries is None:
+            return self.shared.mask.mean(v)
         assert self.values is not None
-        centring = self.memory.rows(self.values.shape[-2], v)[1]
+        centring = self.shared.centring(self.values)
         return (centring @ self.values.to(centring.dtype)).to(v.dtype)
 
 
@@ -271,9 +248,9 @@ class SkiplessForCausalLM(SkiplessPreTrainedModel, GenerationMixin):
         padding = as_padding(mask)
         if padding is not None and padding.ndim != 2:
             raise UserError(f"attention_mask must be (batch, tokens), got {tuple(padding.shape)}")
-        memory = Memory(self.model.config, DynamicCache() if cache is None else cache, ids, padding)
-        layers = [Recall(memory, layer) for layer in range(len(self.model.blocks))]
-        return self.model._through(ids, memory.positions(), cast("Any", layers))
+        shared = Pass(self.model.config, DynamicCache() if cache is None else cache, ids, padding)
+        layers = [CachedLayer(shared, layer) for layer in range(len(self.model.blocks))]
+        return self.model._through(ids, shared.positions, layers)
 
     def _prepare_generated_length(self, generation_config: Any, *others: Any, **more: Any) -> Any:
         """No longer than the context, whatever was asked for: the text ends there, rather than in an error."""

@@ -15,6 +15,7 @@ from skipless.hf.modeling import (
     SkiplessForSequenceClassification,
     SkiplessPreTrainedModel,
 )
+from skipless.nn.kernels import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 
 CLASSES: dict[type, type[SkiplessPreTrainedModel]] = {
@@ -30,7 +31,7 @@ def wrap(model: CausalLM | MaskedLM | SequenceClassifier) -> SkiplessPreTrainedM
     labels: dict[str, Any] = {"num_labels": model.num_labels} if isinstance(model, SequenceClassifier) else {}
     config = SkiplessConfig(**model.config.model_dump(), **labels)
     with torch.device("meta"):
-        wrapped = CLASSES[type(model)](config)
+        wrapped = CLASSES[plain_type(model)](config)
     wrapped.model = model
     if isinstance(wrapped, SkiplessForCausalLM) and model.tokenizer is not None:
         wrapped.generation_config.eos_token_id = model.tokenizer.end_id

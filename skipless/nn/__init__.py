@@ -1,9 +1,11 @@
-"""The paper's equations in PyTorch. Read `blocks.py` first, then `attention.py`, `mask.py`, `layers.py`, `model.py`."""
+"""The paper's equations in PyTorch. Read `blocks.py` first, then `attention.py`, `mixing.py`, `masks.py`."""
 
-from skipless.nn.attention import Attention, explicit_form
+from skipless.nn.attention import Attention
 from skipless.nn.blocks import ParallelBlock, SequentialBlock, make_block
-from skipless.nn.mask import Mask
-from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer, init_weights
+from skipless.nn.init import init_weights
+from skipless.nn.masks import Mask
+from skipless.nn.mixing import explicit_form
+from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer
 
 __all__ = [
     "Attention",

@@ -6,11 +6,10 @@ Shapes: B batch, T tokens, d width.
 from torch import Tensor, nn
 
 from skipless.config import BLOCKS, GainConfig, ModelConfig
-from skipless.nn import fast
 from skipless.nn.attention import Attention
-from skipless.nn.cache import InputPast, Past
-from skipless.nn.layers import GLU, MLP, MLPS, Rotation, Scale, WithGains, make_norm, nothing, weighted_sum
-from skipless.nn.mask import Mask
+from skipless.nn.layers import MLPS, Gain, WithGains, make_norm, no_branch
+from skipless.nn.masks import MaskLike
+from skipless.nn.positions import Rope
 
 __all__ = ["BLOCKS", "Block", "ParallelBlock", "SequentialBlock", "make_block"]
 
@@ -31,10 +30,10 @@ class SequentialBlock(WithGains):
     Post-LN has its norms behind the sums instead.
     """
 
-    alpha_sa: Scale
-    beta_sa: Scale
-    alpha_ff: Scale
-    beta_ff: Scale
+    alpha_sa: Gain
+    beta_sa: Gain
+    alpha_ff: Gain
+    beta_ff: Gain
 
     def __init__(self, cfg: ModelConfig, layer: int = 0) -> None:
         super().__init__()
@@ -45,16 +44,16 @@ class SequentialBlock(WithGains):
 
         self.norm_sa, self.post_norm_sa = norm_if("pre", block.beta_sa), norm_if("post", block.beta_sa)
         self.norm_ff, self.post_norm_ff = norm_if("pre", block.beta_ff), norm_if("post", block.beta_ff)
-        self.attention = Attention(cfg, layer) if block.beta_sa else nothing
-        self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else nothing
+        self.attention = Attention(cfg, layer) if block.beta_sa else no_branch
+        self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else no_branch
         self.add_gains(cfg.n_layer, alpha_sa=block.alpha_sa, beta_sa=block.beta_sa)
         self.add_gains(cfg.n_layer, alpha_ff=block.alpha_ff, beta_ff=block.beta_ff)
 
-    def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
-        mha = self.attention(self.norm_sa(x), mask, turn)
-        x_hat = self.post_norm_sa(weighted_sum((self.alpha_sa, x), (self.beta_sa, mha)))
+    def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+        mha = self.attention(self.norm_sa(x), mask, rope)
+        x_hat = self.post_norm_sa(self.weighted_sum((self.alpha_sa, x), (self.beta_sa, mha)))
         mlp = self.mlp(self.norm_ff(x_hat))
-        return self.post_norm_ff(weighted_sum((self.alpha_ff, x_hat), (self.beta_ff, mlp)))
+        return self.post_norm_ff(self.weighted_sum((self.alpha_ff, x_hat), (self.beta_ff, mlp)))
 
 
 class ParallelBlock(WithGains):
@@ -72,34 +71,34 @@ class ParallelBlock(WithGains):
         x ─── Norm ─┴─ MLP ─ ·β_FF ─(+)─ out
     """
 
-    alpha_comb: Scale
-    beta_ff: Scale
-    beta_sa: Scale
+    alpha_comb: Gain
+    beta_ff: Gain
+    beta_sa: Gain
 
     def __init__(self, cfg: ModelConfig, layer: int = 0) -> None:
         super().__init__()
         block = cfg.block
         self.norm = make_norm(block, cfg.d_model)
-        self.attention = Attention(cfg, layer) if block.beta_sa else nothing
-        self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else nothing
+        self.attention = Attention(cfg, layer) if block.beta_sa else no_branch
+        self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else no_branch
         self.add_gains(cfg.n_layer, alpha_comb=block.alpha_comb, beta_ff=block.beta_ff, beta_sa=block.beta_sa)
 
-    def forward(self, x: Tensor, mask: Mask | Past, turn: Rotation | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
-        return weighted_sum((self.alpha_comb, x), *self.branches(self.norm(x), mask, turn))
-
-    def branches(self, h: Tensor, mask: Mask | Past, turn: Rotation | None) -> list[tuple[Scale, Tensor | None]]:
-        """β_FF, MLP(h) and β_SA, MHA(h); or their sum, where that is made in one go."""
-        attention, mlp = self.attention, self.mlp
-        both = isinstance(attention, Attention) and isinstance(mlp, MLP | GLU)
-        if both and fast.is_untouched(attention, mlp) and not isinstance(mask, InputPast):
-            q, k, v, up = attention.fan_out(h, mlp.up)
-            return attention.mix_beside(q, k, v, mask, turn, self.beta_sa, (self.beta_ff, mlp.contract(up)))
-        return [(self.beta_ff, mlp(h)), (self.beta_sa, attention(h, mask, turn))]
+    def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:  # (B, T, d) → (B, T, d)
+        h = self.norm(x)
+        mlp, mha = self.mlp(h), self.attention(h, mask, rope)
+        return self.weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
 
 
 Block = SequentialBlock | ParallelBlock
 
+LAYOUTS: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
+    "sequential": SequentialBlock,
+    "parallel": ParallelBlock,
+}
+
 
 def make_block(cfg: ModelConfig, layer: int = 0) -> Block:
-    """Block number `layer` (from 0) of a model: equation 1 or 7."""
-    return {"sequential": SequentialBlock, "parallel": ParallelBlock}[cfg.block.layout](cfg, layer)
+    """Block number `layer` (from 0) of a model: equation 1 or 7, with the kernels of this machine."""
+    from skipless.nn.kernels.install import install
+
+    return install(LAYOUTS[cfg.block.layout](cfg, layer))

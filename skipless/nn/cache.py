@@ -1,4 +1,4 @@
-"""What decoding remembers. A cache is a mask that remembers: it gives A·V and C·V over everything seen so far.
+"""What decoding remembers. A layer's cache stands in the place of its mask: A·V and C·V over all tokens so far.
 
     cache = model.new_cache(batch_size=2, max_len=512)
     logits = model(prompt, cache=cache)          # (2, T, V)
@@ -17,16 +17,15 @@ Rows of a batch end together: prompts of different lengths are padded on the lef
 Shapes: B batch, H heads, D width of a head, t new tokens, S tokens so far (the new ones included).
 """
 
-import math
-from dataclasses import dataclass
+from dataclasses import dataclass, field
+from typing import ClassVar
 
 import torch
-import torch.nn.functional as F
 from torch import Tensor
 
 from skipless.config import ModelConfig
 from skipless.errors import UserError
-from skipless.nn.mask import safe_softmax
+from skipless.nn.masks import Mask
 
 MODES = ("auto", "kv", "kx", "x")
 
@@ -57,16 +56,62 @@ def absorbing_problem(cfg: ModelConfig) -> str | None:
     return None
 
 
-class Past:
-    """One layer's memory, in the place of its mask."""
+@dataclass(frozen=True)
+class NewTokens:
+    """The tokens of one pass, as all layers see them: where they lie, and the rows of the mask that are theirs."""
 
-    def __init__(self, cache: "Cache") -> None:
-        cfg = cache.config
-        self.cache = cache
-        shape = (cache.batch_size, cfg.n_head, cache.max_len, cfg.d_head)
-        self.keys = torch.empty(shape, dtype=cache.dtype, device=cache.device)
-        self.values = torch.empty(shape, dtype=cache.dtype, device=cache.device)
-        self.total = cache.empty_total()
+    first: int
+    count: int
+    mask: Mask
+    """Over all S tokens; its padding is that on the left."""
+    start: Tensor | None = None
+    """(B,) where each row begins, if some are padded."""
+
+    @property
+    def end(self) -> int:
+        """S."""
+        return self.first + self.count
+
+    def mean(self, v: Tensor, total: Tensor) -> Tensor:
+        """C·V of the new tokens (B, H, t, D): (discounted) sums over (discounted) counts; `total` goes on with them."""
+        alibi, device = self.mask.alibi, v.device
+        if self.count == 1 and self.start is None and alibi is None:
+            total += v
+            return (total / self.end).to(v.dtype)
+        index = torch.arange(self.first, self.end, device=device)
+        wide = v.to(total.dtype)
+        count = index[None, :] + 1 if self.start is None else (index - self.start[:, None] + 1).clamp(min=0)
+        count = count[:, None, :, None].to(wide.dtype)  # (1 or B, 1, t, 1) real tokens so far
+        if self.start is not None and self.first < int(self.start.max()):
+            wide = wide * (index >= self.start[:, None])[:, None, :, None]
+        if alibi is None:
+            sums = wide.cumsum(-2) + total
+        else:
+            decay = torch.exp(-alibi.to(wide.dtype))[:, None, None]
+            sums = _discounted(wide, total, decay)
+            count = (1 - decay**count) / (1 - decay)  # 1 + e^(−m) + … over the real tokens so far
+        total.copy_(sums[:, :, -1:])
+        return (sums / count.clamp(min=torch.finfo(torch.float32).tiny)).to(v.dtype)
+
+
+def _discounted(wide: Tensor, total: Tensor, decay: Tensor) -> Tensor:
+    sums = []
+    for new in wide.unbind(-2):
+        total = total * decay + new[..., None, :]
+        sums.append(total)
+    return torch.cat(sums, dim=-2)
+
+
+class LayerCache:
+    """Keys and values of one layer, and their sum."""
+
+    of_inputs: ClassVar[bool] = False
+    new: NewTokens
+    """Those of the pass that is under way."""
+
+    def __init__(self, shape: tuple[int, int, int, int], total: Tensor | None, like: Tensor) -> None:
+        self.keys, self.values = like.new_empty(shape), like.new_empty(shape)
+        self.total = total
 
     def tensors(self) -> list[Tensor]:
         """Everything that is remembered."""
@@ -74,44 +119,42 @@ class Past:
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Remember the new keys and values, and mix all values so far: (B, H, t, D)."""
-        first, end = self.cache.span(q.shape[-2])
-        self.keys[:, :, first:end] = k
-        self.values[:, :, first:end] = v
-        return self.cache.attend(q, self.keys[:, :, :end], self.values[:, :, :end])
+        new = self.new
+        self.keys[:, :, new.first : new.end] = k
+        self.values[:, :, new.first : new.end] = v
+        return new.mask.attend(q, self.keys[:, :, : new.end], self.values[:, :, : new.end])
 
     def mean(self, v: Tensor) -> Tensor:
         """C·V of the new tokens, from the sum so far."""
-        return self.cache.mean(v, self)
+        assert self.total is not None
+        return self.new.mean(v, self.total)
 
 
-class InputPast(Past):
-    """Inputs alone: with W^K absorbed into the query, x serves as key and as value."""
+class InputCache(LayerCache):
+    """Inputs of one layer alone: with W^K absorbed into the query, x serves as key and as value.
 
-    def __init__(self, cache: "Cache") -> None:
-        self.cache = cache
-        shape = (cache.batch_size, cache.max_len, cache.config.d_model)
-        self.inputs = torch.empty(shape, dtype=cache.dtype, device=cache.device)
-        self.total = cache.empty_total()
+    What it is asked for is not A·V of given keys, so an attention has to know it: `kernels.modules.Attention` does.
+    """
+
+    of_inputs: ClassVar[bool] = True
+
+    def __init__(self, shape: tuple[int, int, int, int], total: Tensor | None, like: Tensor) -> None:
+        batch, heads, length, width = shape
+        self.inputs = like.new_empty(batch, length, heads * width)
+        self.total = total
 
     def tensors(self) -> list[Tensor]:
         return [self.inputs, *([] if self.total is None else [self.total])]
 
     def append(self, x: Tensor) -> Tensor:
         """Remember the new inputs (B, t, d), and return all of them, (B, S, d)."""
-        first, end = self.cache.span(x.shape[1])
-        self.inputs[:, first:end] = x
-        return self.inputs[:, :end]
+        self.inputs[:, self.new.first : self.new.end] = x
+        return self.inputs[:, : self.new.end]
 
-    def weights(self, absorbed: Tensor, inputs: Tensor) -> Tensor:
-        """The new rows of A, (B, H, t, S), for absorbed queries (B, H, t, d)."""
-        batch, heads, new, width = absorbed.shape
-        # one product for all heads: the inputs are read once
-        absorbed = absorbed.reshape(batch, heads * new, width) / math.sqrt(self.cache.config.d_head)
-        scores = (absorbed @ inputs.mT).view(batch, heads, new, -1)
-        rows = self.cache.bias(scores, new)
-        if rows is None:
-            return torch.softmax(scores, dim=-1)
-        return safe_softmax(scores + (torch.where(rows, 0.0, float("-inf")) if rows.dtype == torch.bool else rows))
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        raise UserError(
+            "a cache of inputs (mode 'x') needs this package's own attention, and this is another: use 'kx'"
+        )
 
 
 @dataclass(eq=False)
@@ -125,12 +168,21 @@ class Cache:
     dtype: torch.dtype
     device: torch.device
     alibi: Tensor | None = None
+    length: int = field(default=0, init=False)
+    start: Tensor | None = field(default=None, init=False)
 
     def __post_init__(self) -> None:
-        self.length = 0
-        self.start: Tensor | None = None
-        kind = InputPast if self.mode == "x" else Past
-        self.layers = [kind(self) for _ in range(self.config.n_layer)]
+        cfg, like = self.config, torch.empty(0, dtype=self.dtype, device=self.device)
+        kind = InputCache if self.mode == "x" else LayerCache
+        shape = (self.batch_size, cfg.n_head, self.max_len, cfg.d_head)
+        self.layers = [kind(shape, self._empty_total(), like) for _ in range(cfg.n_layer)]
+
+    def _empty_total(self) -> Tensor | None:
+        """The sum of no values yet, (B, H, 1, D) in float32 at least, where the mixing has a centring matrix."""
+        if self.config.block.mixing != "shaped" or self.config.block.gamma is None:
+            return None
+        shape = (self.batch_size, self.config.n_head, 1, self.config.d_head)
+        return torch.zeros(shape, dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
 
     @property
     def nbytes(self) -> int:
@@ -143,20 +195,27 @@ class Cache:
         per_layer = (1 if self.mode == "x" else 2) * self.config.d_model
         return per_layer * self.config.n_layer * self.dtype.itemsize
 
-    def begin(self, ids: Tensor, padding: Tensor | None) -> None:
-        """Make room for new tokens; the first ones may be padded on the left."""
+    def begin(self, ids: Tensor, padding: Tensor | None) -> Tensor:
+        """Make room for new tokens, the first of which may be padded on the left; their positions (1 or B, t)."""
+        count = ids.shape[1]
         if ids.shape[0] != self.batch_size:
             raise UserError(f"the cache is for {self.batch_size} sequences, got {ids.shape[0]}")
-        if ids.shape[1] == 0:
+        if count == 0:
             raise UserError("there is no new token")
-        if self.length + ids.shape[1] > self.max_len:
+        if self.length + count > self.max_len:
             raise UserError(
-                f"the cache holds {self.max_len} tokens: {self.length} are there and {ids.shape[1]} more do not fit"
+                f"the cache holds {self.max_len} tokens: {self.length} are there and {count} more do not fit"
             )
         if padding is not None:
             if self.length:
                 raise UserError("an attention_mask is for the first tokens of a cache; later ones are all real")
-            self.start = ids.shape[1] - padding.sum(-1)
+            self.start = count - padding.sum(-1)
+        end = self.length + count
+        real = None if self.start is None else torch.arange(end, device=self.device) >= self.start[:, None]
+        new = NewTokens(self.length, count, Mask(True, real, alibi=self.alibi), self.start)
+        for layer in self.layers:
+            layer.new = new
+        return new.mask.positions(end, self.device)[:, self.length :]
 
     def advance(self, count: int) -> None:
         """The new tokens have gone through every layer."""
@@ -168,72 +227,3 @@ class Cache:
         for layer in self.layers:
             if layer.total is not None:
                 layer.total.zero_()
-
-    def span(self, count: int) -> tuple[int, int]:
-        """Where `count` new tokens lie."""
-        return self.length, self.length + count
-
-    def positions(self, count: int) -> Tensor:
-        """(1 or B, t): the rank of each new token among the real tokens of its row."""
-        index = torch.arange(self.length, self.length + count, device=self.device)[None]
-        return index if self.start is None else (index - self.start[:, None]).clamp(min=0)
-
-    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """A·V of the new queries (B, H, t, D) over all keys and values (B, H, S, D)."""
-        if self.length == 0 and self.start is None and self.alibi is None:
-            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
-        return F.scaled_dot_product_attention(q, k, v, attn_mask=self.bias(q, q.shape[-2]))
-
-    def bias(self, like: Tensor, count: int) -> Tensor | None:
-        """The new rows of the mask M, (1 or B, 1 or H, t, S), or None where every new token sees everything."""
-        first, end = self.span(count)
-        if count == 1 and self.start is None and self.alibi is None:
-            return None
-        query = torch.arange(first, end, device=self.device)[:, None]
-        key = torch.arange(end, device=self.device)
-        seen = (query >= key)[None, None]
-        if self.start is not None:
-            seen = seen & (key >= self.start[:, None])[:, None, None, :]
-        if self.alibi is None:
-            return seen
-        distance = -self.alibi.to(like.dtype)[:, None, None] * (query - key).abs()
-        return torch.where(seen, distance, float("-inf"))
-
-    # ------------------------------------------------------------------------- C·V
-
-    def empty_total(self) -> Tensor | None:
-        """The sum of no values yet, (B, H, 1, D) in float32 at least, where the mixing has a centring matrix."""
-        if self.config.block.mixing != "shaped" or self.config.block.gamma is None:
-            return None
-        shape = (self.batch_size, self.config.n_head, 1, self.config.d_head)
-        return torch.zeros(shape, dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)
-
-    def mean(self, v: Tensor, layer: Past) -> Tensor:
-        """C·V of the new tokens (B, H, t, D): (discounted) sums so far over (discounted) counts so far."""
-        assert layer.total is not None
-        first, end = self.span(v.shape[-2])
-        if end - first == 1 and self.start is None and self.alibi is None:
-            layer.total += v
-            return (layer.total / end).to(v.dtype)
-        index = torch.arange(first, end, device=self.device)
-        wide = v.to(layer.total.dtype)
-        count = index[None, :] + 1 if self.start is None else (index - self.start[:, None] + 1).clamp(min=0)
-        count = count[:, None, :, None].to(wide.dtype)  # (1 or B, 1, t, 1) real tokens so far
-        if self.start is not None and first < int(self.start.max()):
-            wide = wide * (index >= self.start[:, None])[:, None, :, None]
-        if self.alibi is None:
-            sums = wide.cumsum(-2) + layer.total
-        else:
-            decay = torch.exp(-self.alibi.to(wide.dtype))[:, None, None]
-            sums = self._discounted(wide, layer.total, decay)
-            count = (1 - decay**count) / (1 - decay)  # 1 + e^(−m) + … over the real tokens so far
-        layer.total.copy_(sums[:, :, -1:])
-        return (sums / count.clamp(min=torch.finfo(torch.float32).tiny)).to(v.dtype)
-
-    @staticmethod
-    def _discounted(wide: Tensor, total: Tensor, decay: Tensor) -> Tensor:
-        sums = []
-        for new in wide.unbind(-2):
-            total = total * decay + new[..., None, :]
-            sums.append(total)
-        return torch.cat(sums, dim=-2)

@@ -27,7 +27,7 @@ from skipless.generate import Sampling, sample_text
 from skipless.hf import SkiplessConfig, SkiplessForCausalLM
 from skipless.hf.bundle import AUTO_MAP, remote_code
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
-from tests.nn.test_fast_is_explicit import disturbed
+from tests.nn.test_plain_is_kernels import disturbed
 
 SIZE = {"n_layer": 1, "d_model": 16, "n_head": 2, "vocab_size": 30, "max_seq_len": 24}
 

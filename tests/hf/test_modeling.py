@@ -26,7 +26,7 @@ from skipless.hf import (
     wrap,
 )
 from skipless.nn import CausalLM, MaskedLM
-from tests.nn.test_fast_is_explicit import disturbed
+from tests.nn.test_plain_is_kernels import disturbed
 
 V = 40
 SIZE = {"n_layer": 2, "d_model": 24, "n_head": 3, "vocab_size": V, "max_seq_len": 48}

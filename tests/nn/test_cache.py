@@ -8,8 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipless import BLOCKS, CausalLM, ModelConfig
-from skipless.nn import folded
-from tests.nn.test_fast_is_explicit import disturbed
+from skipless.nn.kernels import slabs
+from tests.nn.test_plain_is_kernels import disturbed
 from tests.variants import VARIANTS
 
 POSITIONS = ["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"]
@@ -155,11 +155,11 @@ def test_bad_use():
         assert_equal(model(ids, cache=cache), model(ids))
 
 
-@pytest.mark.parametrize("slabs_from", [0, folded.LARGE_MATRIX])
+@pytest.mark.parametrize("slabs_from", [0, slabs.LARGE_MATRIX])
 @pytest.mark.parametrize("block", VARIANTS)
 def test_folding_changes_nothing(block, slabs_from, monkeypatch):
     """Beyond rounding, with and without a cache, by slabs and without; and there is less to do."""
-    monkeypatch.setattr(folded, "LARGE_MATRIX", slabs_from)
+    monkeypatch.setattr(slabs, "LARGE_MATRIX", slabs_from)
     model = make(block)
     short = model.fold()
     ids = torch.randint(V, (2, 24))
@@ -194,7 +194,7 @@ def test_slabs_are_a_product(rows, columns, shape, along):
     x = torch.randn(*shape, columns, dtype=torch.float64)
     for bias in (None, torch.randn(rows, dtype=torch.float64)):
         given = [one.detach().requires_grad_() for one in (x, weight, *([] if bias is None else [bias]))]
-        got, expected = folded.slab_product(*given), torch.nn.functional.linear(*given)
+        got, expected = slabs.slab_product(*given), torch.nn.functional.linear(*given)
         assert got.shape == expected.shape
         torch.testing.assert_close(got, expected, rtol=1e-12, atol=1e-12)
         probe = torch.randn_like(got)
@@ -203,11 +203,11 @@ def test_slabs_are_a_product(rows, columns, shape, along):
 
 def test_few_rows_go_by_slabs(monkeypatch):
     """What is fast is used: the products of a folded model's token, and no plain one."""
-    monkeypatch.setattr(folded, "LARGE_MATRIX", 0)
+    monkeypatch.setattr(slabs, "LARGE_MATRIX", 0)
     model = make("sas-p").fold()
     cache = model.new_cache(1)
     model(torch.zeros(1, 4, dtype=torch.long), cache=cache)
     calls = []
-    monkeypatch.setattr(folded.F, "linear", lambda *given: calls.append(given))
+    monkeypatch.setattr(slabs.F, "linear", lambda *given: calls.append(given))
     model(torch.zeros(1, 1, dtype=torch.long), cache=cache)
     assert not calls

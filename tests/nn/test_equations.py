@@ -8,8 +8,8 @@ import torch.nn.functional as F
 
 from skipless import BLOCKS, CausalLM, GainConfig, ModelConfig
 from skipless.nn import Mask
-from skipless.nn.layers import rotate, rotation
-from tests.nn.test_fast_is_explicit import disturbed
+from skipless.nn.positions import apply_rope, make_rope
+from tests.nn.test_plain_is_kernels import disturbed
 from tests.variants import VARIANTS
 
 D, H, T = 12, 3, 7
@@ -142,7 +142,7 @@ def test_layer_norm_and_query_key_norm(x):
     centred = x - x.mean(-1, keepdim=True)
     by_hand = centred / torch.sqrt(centred.square().mean(-1, keepdim=True) + 1e-8) * block.norm_sa.weight
     torch.testing.assert_close(block.norm_sa(x), by_hand, rtol=1e-10, atol=1e-10)
-    q, k = block.attention.queries_keys(x[None])
+    q, k = block.attention.queries_keys(block.attention.query(x[None]), block.attention.key(x[None]))
     assert (q / block.attention.query_norm.weight).mean(-1).abs().max() < 1e-6
     assert (k / block.attention.key_norm.weight).square().mean(-1).sub(1).abs().max() < 1e-4
 
@@ -151,13 +151,13 @@ def test_rotary_scores_depend_on_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
     def score(i, j):
-        turn = [rotation(torch.tensor([[position]]), 8, torch.float64) for position in (i, j)]
-        return (rotate(q, turn[0]) * rotate(k, turn[1])).sum()
+        ropes = [make_rope(torch.tensor([[position]]), 8, torch.float64) for position in (i, j)]
+        return (apply_rope(q, ropes[0]) * apply_rope(k, ropes[1])).sum()
 
     torch.testing.assert_close(score(5, 2), score(105, 102), rtol=1e-5, atol=1e-5)
     torch.testing.assert_close(score(3, 3), (q * k).sum(), rtol=1e-5, atol=1e-5)
     assert (score(5, 2) - score(5, 3)).abs() > 1e-4
-    turned = rotate(q, rotation(torch.tensor([[7]]), 8, torch.float64))
+    turned = apply_rope(q, make_rope(torch.tensor([[7]]), 8, torch.float64))
     torch.testing.assert_close(turned.norm(), q.norm(), rtol=1e-6, atol=0)
 
 

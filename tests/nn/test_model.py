@@ -10,8 +10,9 @@ from skipless import BLOCKS, BlockConfig, CausalLM, GainConfig, MaskedLM, ModelC
 from skipless.config import parse_block
 from skipless.machine import check_cpu_bf16
 from skipless.nn import init_weights
-from skipless.nn.layers import LearnedPositions, ReparamLinear, RMSNorm, WithGains
-from tests.nn.test_fast_is_explicit import disturbed
+from skipless.nn.layers import ReparamLinear, RMSNorm, WithGains
+from skipless.nn.positions import LearnedPositions
+from tests.nn.test_plain_is_kernels import disturbed
 from tests.variants import VARIANTS
 
 BF16_PROBLEM = None

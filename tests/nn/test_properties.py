@@ -7,8 +7,8 @@ from hypothesis import strategies as st
 
 from skipless import CausalLM, MaskedLM, ModelConfig, SequenceClassifier
 from skipless.nn import Attention, Mask
-from skipless.nn.mask import alibi_slopes
-from tests.nn.test_fast_is_explicit import disturbed
+from skipless.nn.masks import alibi_slopes
+from tests.nn.test_plain_is_kernels import disturbed
 from tests.variants import VARIANTS
 
 POSITIONS = ["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"]

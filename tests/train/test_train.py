@@ -18,7 +18,8 @@ from skipless.config import parse_block
 from skipless.data import prepare
 from skipless.evaluate import Evaluation, evaluate, spread
 from skipless.experiments.report import summarise
-from skipless.nn.layers import LearnedPositions, ReparamLinear
+from skipless.nn.layers import ReparamLinear
+from skipless.nn.positions import LearnedPositions
 from skipless.optim import batch_rows, learning_rate, make_optimizers, set_lr
 from skipless.runs import Run
 from skipless.train import Trainer, fit_vocabulary, train

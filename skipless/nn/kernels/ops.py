@@ -1,22 +1,17 @@
 """Operations with gradients written by hand, for they pass over memory fewer times than PyTorch's own on a CPU.
 
-Each stands beside the form that one reads, and is tested against it: `rms_norm` beside `torch.nn.functional.rms_norm`,
-`fan_out` and `wide_product` beside `F.linear`, `relu_linear` beside `MLP`, `two_terms` beside `weighted_sum`,
-`shaped_causal` beside `Shaped.combine`, `cross_entropy` beside `F.linear_cross_entropy`. `torch.compile` and
-accelerators fuse such things themselves, so there, and for types other than float32 and float64, the readable one runs.
+Each is tested against the form that one reads: `rms_norm` against `torch.nn.functional.rms_norm`, `fan_out` and
+`wide_product` against `F.linear`, `relu_linear` against the plain MLP, `two_terms` against a sum, `shaped_causal`
+against the plain mixing, `cross_entropy` against `F.cross_entropy`. When they may run is said in `predicate`.
 
 Shapes: B batch, T tokens, H heads, D width of a head, d = H·D.
 """
 
-from collections.abc import Sequence
 from typing import Any
 
 import torch
-import torch.nn.functional as F
-from torch import Tensor, nn
+from torch import Tensor
 from torch.autograd.function import once_differentiable
-
-EXACT = (torch.float32, torch.float64)
 
 CHUNK = 16
 """Tokens of a running sum that are summed by one small product. Not tuned: best of 16, 32 and 64 on a busy CPU."""
@@ -25,22 +20,8 @@ PIECE = 1024
 """Columns that `wide_product` makes at a time, and the rows above which it need not (`benchmarks/wide.py`)."""
 
 
-def by_hand(*parts: object) -> bool:
-    """Whether the forms of this file are the faster ones here: all of them float32 or all float64, on a CPU."""
-    tensors = [part for part in parts if isinstance(part, Tensor)]
-    plain = len(tensors) == len(parts) and all(x.device.type == "cpu" and x.dtype in EXACT for x in tensors)
-    return plain and len({x.dtype for x in tensors}) == 1 and not torch.compiler.is_compiling()
-
-
-def trains_by_hand(*parts: object) -> bool:
-    """Whether products of these, with their gradients, go by hand; under autocast they would change type."""
-    return torch.is_grad_enabled() and by_hand(*parts) and not torch.is_autocast_enabled("cpu")
-
-
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
     """x / √(mean(x²) + eps) · weight."""
-    if not by_hand(x, weight):
-        return F.rms_norm(x, weight.shape, weight, eps)
     if torch.is_grad_enabled():
         return _RMSNorm.apply(x, weight, eps)
     return (x * _rms_scale(x, eps)).mul_(weight)
@@ -140,12 +121,12 @@ class _ShapedCausal(torch.autograd.Function):
         grad = grad_outputs[0].transpose(1, 2)  # (B, T, H, D)
         grad_other = None if other is None else grad.mul(gain).transpose(1, 2)
         grad_gain = None if other is None else _inner(grad, other).view(gain.shape)
-        behind = sum_behind(grad.flatten(2)).view(v.shape)
-        product = torch.empty_like(behind)
+        later = suffix_sum(grad.flatten(2)).view(v.shape)
+        product = torch.empty_like(later)
         grad_alpha, grad_beta = _per_head(grad, v, alpha, product), _per_head(grad, attended, beta, product)
-        grad_gamma = _per_head(behind, v, gamma, product).neg_()
-        grad_v = torch.mul(grad, alpha.view(-1, 1), out=product).addcmul_(behind, gamma.view(-1, 1), value=-1)
-        grad_attended = torch.mul(grad, beta.view(-1, 1), out=behind)
+        grad_gamma = _per_head(later, v, gamma, product).neg_()
+        grad_v = torch.mul(grad, alpha.view(-1, 1), out=product).addcmul_(later, gamma.view(-1, 1), value=-1)
+        grad_attended = torch.mul(grad, beta.view(-1, 1), out=later)
         grad_v, grad_attended = grad_v.transpose(1, 2), grad_attended.transpose(1, 2)
         return grad_v, grad_attended, grad_alpha, grad_beta, grad_gamma, grad_other, grad_gain
 
@@ -155,7 +136,7 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
     return torch.dot(a.reshape(-1), b.reshape(-1))
 
 
-def sum_behind(x: Tensor) -> Tensor:
+def suffix_sum(x: Tensor) -> Tensor:
     """Σ_(i ≥ j) x_i / (i + 1) over the tokens of (B, T, d): chunks by small products, then what later chunks add."""
     batch, length, width = x.shape
     shares = 1 / torch.arange(1, length + 1, dtype=x.dtype, device=x.device)
@@ -193,21 +174,6 @@ def wide_product(a: Tensor, b: Tensor) -> Tensor:
     for here in (slice(start, start + PIECE) for start in range(0, columns, PIECE)):
         torch.mm(flat, b[:, here], out=out.view(rows, -1)[:, here])
     return out
-
-
-def is_untouched(*modules: nn.Module) -> bool:
-    """Whether what each module's class says is what happens: no hook, no forward of its own."""
-    return not any(part._forward_hooks or part._forward_pre_hooks or "forward" in vars(part) for part in modules)
-
-
-def is_plain(layer: object) -> bool:
-    """Whether a layer is a product with a matrix and nothing else: no bias, nothing that stands in for it."""
-    return type(layer) is nn.Linear and layer.bias is None and is_untouched(layer)
-
-
-def can_fan_out(x: Tensor, maps: Sequence[object]) -> bool:
-    """Whether `fan_out` serves for these maps of x."""
-    return all(is_plain(part) for part in maps) and trains_by_hand(x, *(part.weight for part in maps))  # pyrefly: ignore
 
 
 def fan_out(x: Tensor, *weights: Tensor) -> tuple[Tensor, ...]:
@@ -263,13 +229,6 @@ class _ReluLinear(torch.autograd.Function):
         grad_hidden = wide_product(grad, weight)
         torch.ops.aten.threshold_backward.grad_input(grad_hidden, hidden, 0, grad_input=grad_hidden)
         return grad_hidden, grad_weight
-
-
-def are_two_terms(a: object, x: Tensor, b: object, y: Tensor) -> bool:
-    """Whether `two_terms` serves: two trainable gains, of one element each, and tensors of one shape."""
-    if not (torch.is_grad_enabled() and x.shape == y.shape and by_hand(a, x, b, y)):
-        return False
-    return isinstance(a, Tensor) and isinstance(b, Tensor) and a.numel() == b.numel() == 1
 
 
 def two_terms(a: Tensor, x: Tensor, b: Tensor, y: Tensor) -> Tensor:

@@ -5,8 +5,9 @@ import torch
 import torch.nn.functional as F
 
 from skipless.config import ModelConfig
-from skipless.nn import CausalLM, Mask, MaskedLM, fast
-from skipless.nn.layers import MLP
+from skipless.nn import CausalLM, Mask, MaskedLM
+from skipless.nn.kernels import ops
+from skipless.nn.kernels.predicate import are_products, are_untouched, runs_eagerly, trains
 
 SHAPES = [(1, 1), (2, 15), (3, 16), (2, 17), (1, 64), (2, 100)]
 
@@ -16,7 +17,7 @@ def test_rms_norm(shape):
     x, grad = torch.randn(2, *shape, 24, dtype=torch.float64)
     x.requires_grad_()
     weight = torch.randn(24, dtype=torch.float64, requires_grad=True)
-    ours, theirs = fast._RMSNorm.apply(x, weight, 1e-6), F.rms_norm(x, (24,), weight, 1e-6)
+    ours, theirs = ops._RMSNorm.apply(x, weight, 1e-6), F.rms_norm(x, (24,), weight, 1e-6)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, (x, weight), grad) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
@@ -24,16 +25,16 @@ def test_rms_norm(shape):
 
 def test_rms_norm_of_zero_and_of_views():
     x = torch.zeros(2, 3, 8, requires_grad=True)
-    (grad,) = torch.autograd.grad(fast.rms_norm(x, torch.ones(8), 1e-6).sum(), x)
+    (grad,) = torch.autograd.grad(ops.rms_norm(x, torch.ones(8), 1e-6).sum(), x)
     assert grad.isfinite().all()
     x = torch.randn(4, 8, 3).transpose(1, 2)  # not contiguous
-    torch.testing.assert_close(fast.rms_norm(x, torch.ones(8), 1e-6), F.rms_norm(x, (8,), None, 1e-6))
+    torch.testing.assert_close(ops.rms_norm(x, torch.ones(8), 1e-6), F.rms_norm(x, (8,), None, 1e-6))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
 def test_running_sum(shape):
     x = torch.randn(*shape, 6, dtype=torch.float64)
-    torch.testing.assert_close(fast.running_sum(x), x.cumsum(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ops.running_sum(x), x.cumsum(1), rtol=1e-12, atol=1e-12)
 
 
 @pytest.mark.parametrize("heads", [1, 3])
@@ -44,7 +45,7 @@ def test_shaped_causal(shape, heads):
     gains = torch.randn(3, heads, 1, 1, dtype=torch.float64)
     inputs = [tensor.clone().requires_grad_() for tensor in (v, attended, *gains)]
     v, attended, alpha, beta, gamma = inputs
-    ours = fast.shaped_causal(*inputs)
+    ours = ops.shaped_causal(*inputs)
     theirs = alpha * v + beta * attended - gamma * Mask(True).mean(v)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (ours, theirs)), strict=True):
@@ -57,7 +58,7 @@ def test_shaped_causal_beside_another_branch():
     gains = [*torch.randn(3, 3, 1, 1, dtype=torch.float64), torch.randn(1, dtype=torch.float64)]
     inputs = [tensor.clone().requires_grad_() for tensor in (v, attended, *gains[:3], other, gains[3])]
     v, attended, alpha, beta, gamma, other, gain = inputs
-    ours = fast.shaped_causal(*inputs)
+    ours = ops.shaped_causal(*inputs)
     theirs = alpha * v + beta * attended - gamma * Mask(True).mean(v) + gain * other
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (ours, theirs)), strict=True):
@@ -65,68 +66,56 @@ def test_shaped_causal_beside_another_branch():
 
 
 @pytest.mark.parametrize("shape", SHAPES)
-def test_sum_behind(shape):
+def test_suffix_sum(shape):
     x = torch.randn(*shape, 6, dtype=torch.float64)
     shared = x / torch.arange(1, shape[1] + 1, dtype=torch.float64)[:, None]
-    torch.testing.assert_close(fast.sum_behind(x), shared.flip(1).cumsum(1).flip(1), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ops.suffix_sum(x), shared.flip(1).cumsum(1).flip(1), rtol=1e-12, atol=1e-12)
 
 
-@pytest.fixture(params=[fast.PIECE, 3], ids=["whole", "pieces"])
+@pytest.fixture(params=[ops.PIECE, 3], ids=["whole", "pieces"])
 def piece(request, monkeypatch):
     """Wide products whole, and three columns at a time where there are at most three rows."""
-    monkeypatch.setattr(fast, "PIECE", request.param)
+    monkeypatch.setattr(ops, "PIECE", request.param)
 
 
 @pytest.mark.parametrize("rows", [(3,), (4,), (1, 3), (2, 2)])
 @pytest.mark.parametrize("columns", [6, 7, 9, 11])
 def test_wide_product(piece, rows, columns):
     a, b = torch.randn(*rows, 5).double(), torch.randn(columns, 5).double()
-    torch.testing.assert_close(fast.wide_product(a, b.mT), F.linear(a, b), rtol=1e-12, atol=1e-12)
-    torch.testing.assert_close(fast.wide_product(a, b.mT.contiguous()), F.linear(a, b), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ops.wide_product(a, b.mT), F.linear(a, b), rtol=1e-12, atol=1e-12)
+    torch.testing.assert_close(ops.wide_product(a, b.mT.contiguous()), F.linear(a, b), rtol=1e-12, atol=1e-12)
 
 
 def test_fan_out(piece):
     x, weights = torch.randn(1, 3, 8).double(), [torch.randn(width, 8).double() for width in (3, 8, 4)]
     inputs = [tensor.requires_grad_() for tensor in (x, *weights)]
-    ours, theirs = fast.fan_out(*inputs), (*(F.linear(x, weight) for weight in weights), x)
+    ours, theirs = ops.fan_out(*inputs), (*(F.linear(x, weight) for weight in weights), x)
     grads = [torch.randn_like(y) for y in theirs]
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grads) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    assert fast.can_fan_out(x, [torch.nn.Linear(8, 3, bias=False).double()])
-    assert not fast.can_fan_out(x, [torch.nn.Linear(8, 3).double()])
-    assert not fast.can_fan_out(x, [torch.nn.Identity()])
+    assert are_products(torch.nn.Linear(8, 3, bias=False))
+    assert not are_products(torch.nn.Linear(8, 3))
+    assert not are_products(torch.nn.Identity())
+    assert not are_products(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 3, bias=False)))
 
 
 def test_relu_linear(piece):
     hidden, weight = torch.randn(1, 3, 8, dtype=torch.float64), torch.randn(3, 8, dtype=torch.float64)
     hidden[0, 0] = 0.0  # its gradient is taken as 0, as PyTorch does
     hidden, weight, grad = hidden.requires_grad_(), weight.requires_grad_(), torch.randn(1, 3, 3, dtype=torch.float64)
-    ours, theirs = fast.relu_linear(hidden * 1.0, weight), F.linear(F.relu(hidden), weight)
+    ours, theirs = ops.relu_linear(hidden * 1.0, weight), F.linear(F.relu(hidden), weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, (hidden, weight), grad) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
 
 
-def test_hooks_on_the_second_product_still_fire():
-    mlp = MLP(ModelConfig(block="sas-p", n_layer=1, d_model=8, n_head=2))
-    x, seen = torch.randn(2, 3, 8), []
-    assert mlp.by_hand(mlp.up(x))
-    expected = mlp(x)
-    mlp.down.register_forward_hook(lambda module, inputs, output: seen.append(output))
-    torch.testing.assert_close(mlp(x), expected)
-    assert len(seen) == 1
-
-
 def test_two_terms():
     x, y, grad = torch.randn(3, 2, 5, 4, dtype=torch.float64)
     inputs = [t.requires_grad_() for t in (torch.tensor([0.3]).double(), x, torch.tensor([-2.0]).double(), y)]
-    assert fast.are_two_terms(*inputs)
-    assert not fast.are_two_terms(1.0, *inputs[1:])
-    assert not fast.are_two_terms(*inputs[:3], y[:1])
     a, x, b, y = inputs
     for ours, theirs in zip(
-        *(torch.autograd.grad(out, inputs, grad) for out in (fast.two_terms(*inputs), a * x + b * y)), strict=True
+        *(torch.autograd.grad(out, inputs, grad) for out in (ops.two_terms(*inputs), a * x + b * y)), strict=True
     ):
         torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -136,7 +125,7 @@ def test_cross_entropy(rows):
     """Against PyTorch's, with labels that are ignored, a factor from outside, and a second backward."""
     hidden, weight = torch.randn(8, 5, dtype=torch.float64), 9 * torch.randn(7, 5, dtype=torch.float64)
     inputs, labels = (hidden.requires_grad_(), weight.requires_grad_()), torch.tensor([0, 6, -100, 3, 3, -100, 1, 2])
-    ours = fast.cross_entropy(*inputs, labels, -100, rows)
+    ours = ops.cross_entropy(*inputs, labels, -100, rows)
     theirs = F.cross_entropy(hidden @ weight.mT, labels)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for factor in (1.0, 0.25):
@@ -148,10 +137,10 @@ def test_cross_entropy(rows):
 def test_cross_entropy_makes_only_the_gradients_that_are_needed():
     hidden, weight = torch.randn(8, 5, requires_grad=True), torch.randn(7, 5)
     labels = torch.arange(7).repeat(2)[:8]
-    (ours,) = torch.autograd.grad(fast.cross_entropy(hidden, weight, labels, -100, 4), hidden)
+    (ours,) = torch.autograd.grad(ops.cross_entropy(hidden, weight, labels, -100, 4), hidden)
     (theirs,) = torch.autograd.grad(F.cross_entropy(hidden @ weight.mT, labels), hidden)
     torch.testing.assert_close(ours, theirs)
-    loss, _, grad_weight = fast._cross_entropy(hidden.detach(), weight, labels, -100, 4, (True, False))
+    loss, _, grad_weight = ops._cross_entropy(hidden.detach(), weight, labels, -100, 4, (True, False))
     assert grad_weight is None
     assert loss.isfinite()
 
@@ -169,7 +158,7 @@ def test_tie(use):
         )
         return ((x @ head.mT) ** 2 if use != "embedding" else x**2).sum()
 
-    (ours,) = torch.autograd.grad(loss(*fast.tie(weight)), weight)
+    (ours,) = torch.autograd.grad(loss(*ops.tie(weight)), weight)
     (theirs,) = torch.autograd.grad(loss(weight, weight), weight)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
 
@@ -195,15 +184,51 @@ def test_a_loss_has_the_gradients_of_its_logits(model):
 def test_gradients_against_finite_differences():
     v, attended = (torch.randn(1, 2, 5, 3, dtype=torch.float64, requires_grad=True) for _ in range(2))
     gains = [torch.randn(2, 1, 1, dtype=torch.float64, requires_grad=True) for _ in range(3)]
-    assert torch.autograd.gradcheck(fast.shaped_causal, (v, attended, *gains))
+    assert torch.autograd.gradcheck(ops.shaped_causal, (v, attended, *gains))
     x, weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True), torch.randn(6, dtype=torch.float64)
-    assert torch.autograd.gradcheck(lambda x, w: fast.rms_norm(x, w, 1e-6), (x, weight.requires_grad_()))
+    assert torch.autograd.gradcheck(lambda x, w: ops.rms_norm(x, w, 1e-6), (x, weight.requires_grad_()))
 
 
 def test_where_they_do_not_run():
-    """Half precision, mixed types, and the meta device take the readable form."""
-    half = torch.ones(2, 8, dtype=torch.bfloat16)
-    assert not fast.by_hand(half)
-    assert not fast.by_hand(torch.ones(1), torch.ones(1, dtype=torch.float64))
-    assert not fast.by_hand(torch.ones(1, device="meta"))
-    assert fast.rms_norm(half, torch.ones(8, dtype=torch.bfloat16), 1e-6).dtype == torch.bfloat16
+    """Half precision, mixed types, the meta device, autocast and torch.func take the readable form."""
+    one = torch.ones(1)
+    assert runs_eagerly(one, torch.nn.Parameter(one))
+    assert trains(one)
+    assert not runs_eagerly(one.bfloat16())
+    assert not runs_eagerly(one, one.double())
+    assert not runs_eagerly(one, 1.0)
+    assert not runs_eagerly(one.to("meta"))
+    with torch.no_grad():
+        assert runs_eagerly(one)
+        assert not trains(one)
+    with torch.autocast("cpu", torch.bfloat16):
+        assert not runs_eagerly(one)
+    seen = []
+    torch.func.grad(lambda x: (seen.append(runs_eagerly(x)), x.sum())[1])(one)
+    assert seen == [False]
+
+
+@pytest.mark.parametrize(
+    "register",
+    [
+        lambda m: m.register_forward_hook(lambda *_: None),
+        lambda m: m.register_forward_pre_hook(lambda *_: None),
+        lambda m: m.register_full_backward_hook(lambda *_: None),
+        lambda m: m.register_full_backward_pre_hook(lambda *_: None),
+        lambda m: torch.nn.modules.module.register_module_forward_hook(lambda *_: None),
+        lambda m: torch.nn.modules.module.register_module_forward_pre_hook(lambda *_: None),
+        lambda m: torch.nn.modules.module.register_module_full_backward_hook(lambda *_: None),
+        lambda m: torch.nn.modules.module.register_module_full_backward_pre_hook(lambda *_: None),
+    ],
+)
+def test_a_module_with_a_hook_is_not_untouched(register):
+    module = torch.nn.Linear(2, 2)
+    assert are_untouched(module)
+    handle = register(module)
+    try:
+        assert not are_untouched(module)
+    finally:
+        handle.remove()
+    assert are_untouched(module)
+    module.forward = lambda x: x
+    assert not are_untouched(module)

@@ -3,14 +3,18 @@
 C is the attention matrix A with every query-key product set to zero: C = softmax(M). So it depends on the mask, and
 everything that depends on the mask lives here, twice:
 
-- explicit: `bias` is M, `centring` is C, both as (T, T) matrices. The readable statement; used by tests and plots.
+- explicit: `bias` is M, `centring` is C, both as matrices. The readable statement; used by tests and plots.
 - fast: `attend` is A·V through PyTorch's fused attention and `mean` is C·V in O(T·d). Neither makes a (T, T) matrix;
   where fused attention has to be given the mask itself, at most 256 rows of it are made at a time.
 
-Shapes: B batch, H heads, T tokens, D width of a head. A leading 1 stands for "the same for all".
+Blocks see no more of a mask than `attend` and `mean` (`MaskLike`), so what decoding remembers can stand in its place.
+
+Shapes: B batch, H heads, T tokens, D width of a head; t queries over S keys where only the last rows of M are wanted. A
+leading 1 stands for "the same for all".
 """
 
 from dataclasses import dataclass
+from typing import ClassVar, Protocol
 
 import torch
 import torch.nn.functional as F
@@ -23,6 +27,21 @@ QUERY_BLOCK = 256
 """Rows of the mask that are made at a time where fused attention cannot be told the mask in closed form."""
 
 
+class MaskLike(Protocol):
+    """What a block asks of a mask, and of whatever remembers earlier tokens in its place."""
+
+    of_inputs: ClassVar[bool]
+    """Whether it remembers a layer's inputs instead of keys and values: an attention has to ask it otherwise."""
+
+    def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        """A·V for (B, H, t, D) queries, keys and values of the tokens at hand."""
+        ...
+
+    def mean(self, v: Tensor) -> Tensor:
+        """C·V for their values; asked after `attend`."""
+        ...
+
+
 @dataclass(frozen=True)
 class Mask:
     """Which tokens see which, and how much farther ones are discounted.
@@ -30,64 +49,84 @@ class Mask:
     A query row that sees no token at all (a padded position under a causal mask) gets rows of zeros in A and in C.
     """
 
+    of_inputs: ClassVar[bool] = False
+
     causal: bool
     padding: Tensor | None = None
-    """(B, T) bool, true where the token is real."""
+    """(B, S) bool, true where the token is real."""
     documents: Tensor | None = None
-    """(B, T) int: tokens see only tokens with their own number; a document is contiguous."""
+    """(B, S) int: tokens see only tokens with their own number; a document is contiguous."""
     alibi: Tensor | None = None
     """(H,) slopes m: M also holds −m·|i − j|."""
+    queries: Tensor | None = None
+    """(t,) places of the queries among the keys, where these are not the last t of them."""
+    places: Tensor | None = None
+    """(B, S) places between which ALiBi counts distances, where these are not the keys' own."""
 
     # ---------------------------------------------------------------- explicit form
 
     def visible(self, n_query: int, n_key: int, start: int = 0, device: torch.device | None = None) -> Tensor:
         """(1 or B, 1, n_query, n_key) bool: whether query start + i sees key j."""
-        query = torch.arange(start, start + n_query, device=device)
-        key = torch.arange(n_key, device=device)
+        query, key = self._query(n_query, start, device), torch.arange(n_key, device=device)
         seen = query[:, None] >= key if self.causal else torch.ones(n_query, n_key, dtype=torch.bool, device=device)
         seen = seen[None, None]
         if self.padding is not None:
-            seen = seen & self.padding[:, None, None, :n_key]
+            seen = seen & F.pad(self.padding, (0, max(0, n_key - self.padding.shape[1])))[:, None, None, :n_key]
         if self.documents is not None:
             own = self.documents[:, start : start + n_query]
             seen = seen & (own[:, None, :, None] == self.documents[:, None, None, :n_key])
         return seen
+
+    def _query(self, n_query: int, start: int, device: torch.device | None) -> Tensor:
+        return torch.arange(start, start + n_query, device=device) if self.queries is None else self.queries
 
     def bias(self, like: Tensor, n_query: int, n_key: int, start: int = 0) -> Tensor:
         """M: (1 or B, 1 or H, n_query, n_key), 0 or −m·|i − j| where the key is seen and −∞ where it is not."""
         seen = self.visible(n_query, n_key, start, like.device)
         bias = torch.zeros((), dtype=like.dtype, device=like.device)
         if self.alibi is not None:
-            query = torch.arange(start, start + n_query, device=like.device)
-            distance = (query[:, None] - torch.arange(n_key, device=like.device)).abs()
-            bias = -self.alibi.to(like.dtype)[:, None, None] * distance
+            bias = -self.alibi.to(like.dtype)[:, None, None] * self._distance(n_query, n_key, start, like.device)
         return torch.where(seen, bias, float("-inf"))
 
-    def centring(self, like: Tensor, length: int) -> Tensor:
-        """C: (1 or B, 1 or H, T, T)."""
-        return safe_softmax(self.bias(like, length, length))
+    def _distance(self, n_query: int, n_key: int, start: int, device: torch.device) -> Tensor:
+        """|i − j|: (n_query, n_key), or (B, 1, n_query, n_key) between the places that were given."""
+        query, key = self._query(n_query, start, device), torch.arange(n_key, device=device)
+        if self.places is None:
+            return (query[:, None] - key).abs()
+        places = F.pad(self.places, (0, max(0, n_key - self.places.shape[1])))[:, :n_key]
+        return (places[:, query, None] - places[:, None, :]).abs()[:, None]
+
+    def centring(self, like: Tensor, length: int, n_key: int | None = None, start: int = 0) -> Tensor:
+        """C: (1 or B, 1 or H, T, T), or its rows from `start` on."""
+        return safe_softmax(self.bias(like, length, length if n_key is None else n_key, start))
 
     # -------------------------------------------------------------------- fast form
 
     @property
     def only_causal(self) -> bool:
         """Whether each token sees all before it, alike."""
-        return self.causal and self.padding is None and self.documents is None and self.alibi is None
+        special = (self.padding, self.documents, self.alibi, self.queries)
+        return self.causal and all(part is None for part in special)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        """A·V for (B, H, T, D) queries, keys and values."""
-        if self.documents is None and self.alibi is None and (self.padding is None or not self.causal):
+        """A·V for (B, H, t, D) queries, which are the last of the keys unless `queries` says otherwise."""
+        n_query, n_key = q.shape[-2], k.shape[-2]
+        first = n_key - n_query
+        if self.only_causal and first == 0:
+            return F.scaled_dot_product_attention(q, k, v, is_causal=True)
+        if self.only_causal and n_query == 1:  # the last token sees everything
+            return F.scaled_dot_product_attention(q, k, v)
+        if not self.causal and self.documents is None and self.alibi is None:
             keys = None if self.padding is None else self.padding[:, None, None, :]
-            return F.scaled_dot_product_attention(q, k, v, attn_mask=keys, is_causal=self.causal)
-        length = q.shape[-2]
-        if length <= QUERY_BLOCK:
-            return self._attend_rows(q, k, v, 0)
+            return F.scaled_dot_product_attention(q, k, v, attn_mask=keys)
+        if n_query <= QUERY_BLOCK or self.queries is not None:
+            return self._attend_rows(q, k, v, first)
         # M has no closed form that fused attention knows: make a few rows of it at a time, and again for the backward
         blocks = []
-        for start in range(0, length, QUERY_BLOCK):
-            stop = min(start + QUERY_BLOCK, length)
-            last = stop if self.causal else length
-            rows = (q[:, :, start:stop], k[:, :, :last], v[:, :, :last], start)
+        for start in range(0, n_query, QUERY_BLOCK):
+            stop = min(start + QUERY_BLOCK, n_query)
+            last = first + stop if self.causal else n_key
+            rows = (q[:, :, start:stop], k[:, :, :last], v[:, :, :last], first + start)
             blocks.append(checkpoint(self._attend_rows, *rows, use_reentrant=False, preserve_rng_state=False))
         return torch.cat(blocks, dim=-2)
 
@@ -135,7 +174,7 @@ class Mask:
     # -------------------------------------------------------------------- positions
 
     def positions(self, length: int, device: torch.device) -> Tensor:
-        """(1 or B, T): the rank of each token among the real tokens of its document."""
+        """(1 or B, T): the rank of each key among the real tokens of its document."""
         if self.padding is None and self.documents is None:
             return torch.arange(length, device=device)[None]
         real = torch.ones(1, length, device=device) if self.padding is None else self.padding

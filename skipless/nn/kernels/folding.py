@@ -1,0 +1,170 @@
+"""Blocks for inference: gains multiplied into matrices, products of one input as one, matrices laid out for few rows.
+
+A folded block computes what its block computes, by fewer and longer products. Decoding a token reads every weight once
+and little else, so what counts is how fast they stream from memory (`slabs`).
+
+Shapes: B batch, T tokens, d width.
+"""
+
+import copy
+from typing import TypeVar
+
+import torch
+from torch import Tensor, nn
+
+from skipless.nn.blocks import Block
+from skipless.nn.kernels.modules import Attention, ParallelBlock, SequentialBlock, as_linear
+from skipless.nn.kernels.slabs import along_longer_side, slab_product
+from skipless.nn.layers import GLU, MLP, Gain, WithGains, identity
+from skipless.nn.masks import MaskLike
+from skipless.nn.model import Transformer
+from skipless.nn.positions import Rope
+
+Model = TypeVar("Model", bound=Transformer)
+
+
+@torch.no_grad()
+def fold(model: Model) -> Model:
+    """A copy of a model for inference, with a state of its own."""
+    folded = copy.deepcopy(model).eval()
+    for block in folded.blocks:
+        _fold_block(block)  # pyrefly: ignore
+    folded.embedding.weight = nn.Parameter(along_longer_side(folded.embedding.weight))
+    return folded.requires_grad_(False)
+
+
+def _fold_block(block: Block) -> None:
+    mha, mlp = block.attention, block.mlp
+    if isinstance(mlp, MLP | GLU):
+        _scale_linear(mlp.down, block.beta_ff)
+        _set_gain(block, "beta_ff", 1.0)
+    if isinstance(mha, Attention):
+        mha.value, mha.projection = as_linear(mha.value), as_linear(mha.projection)
+        if _scale_output(mha, block.beta_sa):
+            _set_gain(block, "beta_sa", 1.0)
+    for parent in list(block.modules()):
+        for name, part in parent.named_children():
+            if type(part) is nn.Linear:
+                setattr(parent, name, SlabLinear.of(part))
+    if type(mha) is Attention and type(block) in FOLDED:
+        block.joint = JointLinear.of(mha, mlp if isinstance(block, ParallelBlock) else None)
+        block.__class__ = FOLDED[type(block)]
+
+
+def _set_gain(module: WithGains, name: str, value: float) -> None:
+    """Fix a gain at a number."""
+    if name in module.initial_gains:
+        del module.initial_gains[name]
+        delattr(module, name)
+    setattr(module, name, value)
+
+
+def _scale_linear(layer: nn.Linear, gain: Gain) -> None:
+    """Multiply a gain into a linear map."""
+    if gain is not None:
+        layer.weight.mul_(gain)
+        if layer.bias is not None:
+            layer.bias.mul_(gain)
+
+
+def _scale_output(mha: Attention, gain: Gain) -> bool:
+    """Multiply a gain into W^P, or where there is none into the gains of the mixing; false if there are neither."""
+    if isinstance(mha.projection, nn.Linear):
+        _scale_linear(mha.projection, gain)
+        return True
+    if mha.projection is not identity or not hasattr(mha.mixing, "alpha"):
+        return False
+    for name in ("alpha", "beta", "gamma"):
+        own = getattr(mha.mixing, name, None)
+        if isinstance(own, Tensor) and gain is not None:
+            own.mul_(gain)
+        elif own is not None and gain is not None:
+            setattr(mha.mixing, name, float(own * gain))
+    return True
+
+
+class SlabLinear(nn.Linear):
+    """A linear map by slabs, its matrix contiguous along the longer side."""
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> "SlabLinear":
+        """The same map."""
+        made = cls(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        made.weight, made.bias = nn.Parameter(along_longer_side(layer.weight)), layer.bias
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        return slab_product(input, self.weight, self.bias)
+
+
+class JointLinear(nn.Module):
+    """Several linear maps of one input as one product. The maps become views of its rows: nothing is stored twice."""
+
+    weight: Tensor
+    bias: Tensor | None
+
+    def __init__(self, maps: dict[str, nn.Linear]) -> None:
+        super().__init__()
+        self.widths = {name: part.out_features for name, part in maps.items()}
+        weight = torch.cat([part.weight for part in maps.values()])
+        self.register_buffer("weight", along_longer_side(weight), persistent=False)
+        biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in maps.values()]
+        some = any(part.bias is not None for part in maps.values())
+        self.register_buffer("bias", torch.cat(biases) if some else None, persistent=False)
+        for part, rows in zip(maps.values(), self.weight.split(list(self.widths.values())), strict=True):
+            part.weight = nn.Parameter(rows)
+
+    @classmethod
+    def of(cls, mha: Attention, mlp: object) -> "JointLinear":
+        """The maps of a block's input: queries, values, the MLP's first product, and last the keys, which a cache of
+        inputs does without.
+        """
+        maps = {"query": mha.query, "value": mha.value, "up": getattr(mlp, "up", None), "key": mha.key}
+        return cls({name: part for name, part in maps.items() if isinstance(part, nn.Linear)})
+
+    def forward(self, x: Tensor, *, keys: bool = True) -> dict[str, Tensor]:  # (B, T, d) → a tensor for each map
+        """All maps, or all but the keys."""
+        widths = dict(self.widths) if keys else {name: n for name, n in self.widths.items() if name != "key"}
+        total = sum(widths.values())
+        parts = slab_product(x, self.weight[:total], None if self.bias is None else self.bias[:total])
+        return dict(zip(widths, parts.split(list(widths.values()), dim=-1), strict=True))
+
+
+def mixed(mha: Attention, h: Tensor, parts: dict[str, Tensor], mask: MaskLike, rope: Rope | None) -> Tensor:
+    """The attention of h from the products that were made together."""
+    q, v = parts["query"], parts.get("value", h)
+    return mha.from_inputs(h, q, v, mask) if mask.of_inputs else mha.mix(q, parts["key"], v, mask, rope)
+
+
+class FoldedSequentialBlock(SequentialBlock):
+    """`SequentialBlock` with queries, keys and values as one product."""
+
+    joint: JointLinear
+    attention: Attention
+
+    def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
+        h = self.norm_sa(x)
+        mha = mixed(self.attention, h, self.joint(h, keys=not mask.of_inputs), mask, rope)
+        x_hat = self.post_norm_sa(self.weighted_sum((self.alpha_sa, x), (self.beta_sa, mha)))
+        mlp = self.mlp(self.norm_ff(x_hat))
+        return self.post_norm_ff(self.weighted_sum((self.alpha_ff, x_hat), (self.beta_ff, mlp)))
+
+
+class FoldedParallelBlock(ParallelBlock):
+    """`ParallelBlock` with queries, keys, values and the first product of the MLP as one."""
+
+    joint: JointLinear
+    attention: Attention
+
+    def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
+        h = self.norm(x)
+        parts = self.joint(h, keys=not mask.of_inputs)
+        mlp = self.mlp.contract(parts["up"]) if "up" in parts else None  # pyrefly: ignore
+        mha = mixed(self.attention, h, parts, mask, rope)
+        return self.weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
+
+
+FOLDED: dict[type[nn.Module], type[nn.Module]] = {
+    SequentialBlock: FoldedSequentialBlock,
+    ParallelBlock: FoldedParallelBlock,
+}

@@ -1,0 +1,110 @@
+"""The paper's three mixing matrices, each in two forms.
+
+    softmax      A                    (eq. 2)
+    v-skipinit   α·I + β·A            (eq. 4)
+    shaped       α·I + β·A − γ·C      (eq. 5)
+
+with A = softmax(Q Kᵀ/√D + M), and C = softmax(M) the same without queries and keys. Applied to values V, each matrix is
+α·V + β·(A V) − γ·(C V): the fast form is PyTorch's fused attention and a mean (`forward`), the explicit form builds the
+(B, H, T, T) matrix (`matrix`, `explicit`). They are equal; the tests hold one against the other.
+
+Shapes: B batch, H heads, T tokens, D width of a head.
+"""
+
+import math
+from collections.abc import Iterator
+from contextlib import contextmanager
+
+import torch
+from torch import Tensor, nn
+
+from skipless.config import ModelConfig
+from skipless.nn.layers import Gain, WithGains, scaled, weighted_sum
+from skipless.nn.masks import Mask, MaskLike, safe_softmax
+
+
+def attention_matrix(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+    """A = softmax(Q Kᵀ/√D + M), (B, H, T, T): equation 2."""
+    scores = q @ k.mT / math.sqrt(q.shape[-1])
+    return safe_softmax(scores + mask.bias(q, q.shape[-2], k.shape[-2]))
+
+
+class Softmax(WithGains):
+    """Equation 2: A. The other matrices add to it."""
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__()
+        self.add_gains(cfg.n_layer)
+
+    def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
+        """The matrix times the values, without the matrix. (B, H, T, D) → (B, H, T, D)."""
+        return self.combine(v, mask.attend(q, k, v), mask)
+
+    def combine(self, v: Tensor, attended: Tensor, mask: MaskLike) -> Tensor:
+        """What the matrix gives, from V and A·V."""
+        return attended
+
+    def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        """The matrix, (B, H, T, T)."""
+        return attention_matrix(q, k, mask)
+
+    def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+        """The same as `forward`, by the matrix."""
+        return self.matrix(q, k, mask) @ v
+
+
+def gain_shape(cfg: ModelConfig) -> tuple[int, int, int]:
+    """One gain per head, or one for all; broadcasts over (B, H, T, D)."""
+    return (cfg.n_head if cfg.block.per_head_gains else 1, 1, 1)
+
+
+class VSkipInit(Softmax):
+    """Equation 4: α·I + β·A."""
+
+    alpha: Gain
+    beta: Gain
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__(cfg)
+        self.add_gains(cfg.n_layer, gain_shape(cfg), alpha=cfg.block.alpha, beta=cfg.block.beta)
+
+    def combine(self, v: Tensor, attended: Tensor, mask: MaskLike) -> Tensor:
+        return weighted_sum((self.alpha, v), (self.beta, attended))
+
+    def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        eye = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
+        return weighted_sum((self.alpha, eye), (self.beta, attention_matrix(q, k, mask)))
+
+
+class Shaped(VSkipInit):
+    """Equation 5: α·I + β·A − γ·C. With W^Q = 0, A = C, and with β = γ only the identity is left."""
+
+    gamma: Gain
+
+    def __init__(self, cfg: ModelConfig) -> None:
+        super().__init__(cfg)
+        self.add_gains(cfg.n_layer, gain_shape(cfg), gamma=cfg.block.gamma)
+
+    def combine(self, v: Tensor, attended: Tensor, mask: MaskLike) -> Tensor:
+        mixed = super().combine(v, attended, mask)
+        return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.mean(v))
+
+    def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
+        mixed = super().matrix(q, k, mask)
+        return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.centring(q, q.shape[-2]))
+
+
+MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit, "shaped": Shaped}
+
+
+@contextmanager
+def explicit_form(model: nn.Module) -> Iterator[None]:
+    """Within this context every attention of the model builds its matrix."""
+    mixings = [module for module in model.modules() if isinstance(module, Softmax)]
+    for mixing in mixings:
+        mixing.forward = mixing.explicit
+    try:
+        yield
+    finally:
+        for mixing in mixings:
+            vars(mixing).pop("forward", None)  # an outer context may have done it
