@@ -239,8 +239,8 @@ def best_losses(evidence: Evidence, block: str, name: str) -> dict[int, float]:
     return {seed: one.valid_loss for seed, one in sorted(best.items())}
 
 
-def _gap_plot(evidence: Evidence, key: str, axis: str, points: Mapping[float, str]) -> Plot:
-    gaps: dict[float, list[float]] = {}
+def _gap_plot(evidence: Evidence, key: str, axis: str, points: Mapping[int, str]) -> Plot:
+    gaps: dict[int, list[float]] = {}
     for value, name in points.items():
         ours, theirs = best_losses(evidence, "sas-p", name), best_losses(evidence, "pre-ln", name)
         both = [100 * (ours[seed] / theirs[seed] - 1) for seed in ours if seed in theirs]

@@ -48,8 +48,9 @@ class Softmax(WithGains):
         """The matrix, (B, H, T, T)."""
         return attention_matrix(q, k, mask)
 
-    def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: Mask) -> Tensor:
+    def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
         """The same as `forward`, by the matrix."""
+        assert isinstance(mask, Mask)  # a cache has no matrix: it knows the newest rows only
         return self.matrix(q, k, mask) @ v
 
 

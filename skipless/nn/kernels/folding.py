@@ -13,6 +13,7 @@ import torch
 from torch import Tensor, nn
 
 from skipless.nn.blocks import Block
+from skipless.nn.kernels.install import become
 from skipless.nn.kernels.modules import Attention, ParallelBlock, SequentialBlock, as_linear
 from skipless.nn.kernels.slabs import along_longer_side, slab_product
 from skipless.nn.layers import GLU, MLP, Gain, WithGains, identity
@@ -48,7 +49,7 @@ def _fold_block(block: Block) -> None:
                 setattr(parent, name, SlabLinear.of(part))
     if type(mha) is Attention and type(block) in FOLDED:
         block.joint = JointLinear.of(mha, mlp if isinstance(block, ParallelBlock) else None)
-        block.__class__ = FOLDED[type(block)]
+        become(block, FOLDED[type(block)])
 
 
 def _set_gain(module: WithGains, name: str, value: float) -> None:
@@ -108,7 +109,9 @@ class JointLinear(nn.Module):
         self.widths = {name: part.out_features for name, part in maps.items()}
         weight = torch.cat([part.weight for part in maps.values()])
         self.register_buffer("weight", along_longer_side(weight), persistent=False)
-        biases = [part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in maps.values()]
+        biases: list[Tensor] = [
+            part.weight.new_zeros(len(part.weight)) if part.bias is None else part.bias for part in maps.values()
+        ]
         some = any(part.bias is not None for part in maps.values())
         self.register_buffer("bias", torch.cat(biases) if some else None, persistent=False)
         for part, rows in zip(maps.values(), self.weight.split(list(self.widths.values())), strict=True):
@@ -130,8 +133,9 @@ class JointLinear(nn.Module):
         return dict(zip(widths, parts.split(list(widths.values()), dim=-1), strict=True))
 
 
-def mixed(mha: Attention, h: Tensor, parts: dict[str, Tensor], mask: MaskLike, rope: Rope | None) -> Tensor:
+def mixed(mha: object, h: Tensor, parts: dict[str, Tensor], mask: MaskLike, rope: Rope | None) -> Tensor:
     """The attention of h from the products that were made together."""
+    assert isinstance(mha, Attention)
     q, v = parts["query"], parts.get("value", h)
     return mha.from_inputs(h, q, v, mask) if mask.of_inputs else mha.mix(q, parts["key"], v, mask, rope)
 
@@ -140,7 +144,6 @@ class FoldedSequentialBlock(SequentialBlock):
     """`SequentialBlock` with queries, keys and values as one product."""
 
     joint: JointLinear
-    attention: Attention
 
     def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
         h = self.norm_sa(x)
@@ -154,7 +157,6 @@ class FoldedParallelBlock(ParallelBlock):
     """`ParallelBlock` with queries, keys, values and the first product of the MLP as one."""
 
     joint: JointLinear
-    attention: Attention
 
     def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
         h = self.norm(x)

@@ -34,9 +34,9 @@ Module = TypeVar("Module", bound=nn.Module)
 def install(module: Module) -> Module:
     """Replace every plain module in a model, and the model itself, by its kernel."""
     for part in module.modules():
-        _become(part, KERNELS.get(type(part)))
+        become(part, KERNELS.get(type(part)))
         if isinstance(part, LanguageModel) and type(part.embedding) is nn.Embedding:
-            _become(part.embedding, Embedding)
+            become(part.embedding, Embedding)
     return module
 
 
@@ -45,12 +45,12 @@ def disabled(module: nn.Module) -> Iterator[None]:
     """Within this context a model is its plain equations."""
     swapped = {part: type(part) for part in module.modules() if type(part) in PLAIN or type(part) is Embedding}
     for part, kernel in swapped.items():
-        _become(part, PLAIN.get(kernel, nn.Embedding))
+        become(part, PLAIN.get(kernel, nn.Embedding))
     try:
         yield
     finally:
         for part, kernel in swapped.items():
-            _become(part, kernel)
+            become(part, kernel)
 
 
 def plain_type(module: nn.Module) -> Any:
@@ -58,6 +58,7 @@ def plain_type(module: nn.Module) -> Any:
     return PLAIN.get(type(module), type(module))
 
 
-def _become(module: nn.Module, kind: type[nn.Module] | None) -> None:
+def become(module: nn.Module, kind: type[nn.Module] | None) -> None:
+    """Make a module one of another class, with everything it has."""
     if kind is not None:
         module.__class__ = kind

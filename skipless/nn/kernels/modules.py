@@ -6,6 +6,7 @@ Shapes: B batch, T tokens, d width of the model, F width of the MLP, H heads, D 
 """
 
 import math
+from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
@@ -174,7 +175,7 @@ def by_head(x: Tensor, weight: Tensor) -> Tensor:
     return (x.transpose(0, 1).flatten(1, 2) @ weight).unflatten(1, (x.shape[0], -1)).transpose(0, 1)
 
 
-def as_linear(part: object) -> object:
+def as_linear(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """A reparameterised map as one matrix; the others as they are."""
     if not isinstance(part, PlainReparamLinear):
         return part
@@ -203,7 +204,7 @@ class ParallelBlock(PlainParallelBlock):
             (self.alpha_comb, x), (self.beta_ff, out), (self.beta_sa, mha.mix(q, k, v, mask, rope))
         )
 
-    def _fans_out(self, mha: Attention, mlp: nn.Module, x: Tensor, mask: MaskLike) -> bool:
+    def _fans_out(self, mha: Attention, mlp: PlainMLP | GLU, x: Tensor, mask: MaskLike) -> bool:
         """Whether the products of attention and MLP can be made together without calling either."""
         maps = (mha.query, mha.key, mlp.up)
         plain = are_untouched(mha, mlp) and are_products(*maps) and not mask.of_inputs
