@@ -436,17 +436,22 @@ class Trainer:
                     found[f"{path}.{name}"] = values[0] if len(values) == 1 else values
         return found
 
-    def evaluate(self, between: Callable[[], None] = lambda: None) -> tuple[Evaluation, Evaluation | None]:
-        """The held-out loss so far: on the rows that runs are judged by, and on those that they are tuned by."""
+    def evaluate(self, between: Callable[[], None] = lambda: None) -> Evaluation:
+        """The held-out loss so far, on the rows that runs are judged by."""
+        return self._evaluate(self._held_out()[0], between)
+
+    def evaluate_for_tuning(self, between: Callable[[], None] = lambda: None) -> Evaluation | None:
+        """The same on the rows that runs are tuned by, if there are any."""
+        rows = self._held_out()[1]
+        return self._evaluate(rows, between) if len(rows) else None
+
+    def _held_out(self) -> tuple[np.ndarray, np.ndarray]:
         train = self.cfg.train
-        chosen = judged_and_tuning_rows(len(self.corpus.valid), train.eval_rows, train.tuning_rows)
+        return judged_and_tuning_rows(len(self.corpus.valid), train.eval_rows, train.tuning_rows)
+
+    def _evaluate(self, rows: np.ndarray, between: Callable[[], None]) -> Evaluation:
         with self.autocast():
-            found = [
-                evaluate(self.model, self.cfg, self.corpus, rows=rows, between=between, group=self.group)
-                for rows in chosen
-                if len(rows)
-            ]
-        return found[0], found[1] if len(found) > 1 else None
+            return evaluate(self.model, self.cfg, self.corpus, rows=rows, between=between, group=self.group)
 
     # ------------------------------------------------------------------- save and restore
 
@@ -573,7 +578,7 @@ class Session:
             self._write(self._record(**values))
 
     def _evaluate(self) -> None:
-        result, tuned = self.trainer.evaluate(between=self._ask_for_signals)
+        result = self.trainer.evaluate(between=self._ask_for_signals)
         state = self.trainer.state
         if not math.isfinite(result.loss):
             raise NonFinite(f"step {state.step}: the held-out loss is {result.loss}; the last checkpoint is as it was")
@@ -581,8 +586,9 @@ class Session:
         values = {"valid_loss": result.loss, "valid_perplexity": result.perplexity}
         if result.bits_per_byte is not None:
             values["valid_bits_per_byte"] = result.bits_per_byte
-        if tuned is not None:
-            values["tuning_loss"] = tuned.loss
+        tuning = self.trainer.evaluate_for_tuning(between=self._ask_for_signals)
+        if tuning is not None:
+            values["tuning_loss"] = tuning.loss
         self._write(self._record(**values))
 
     def _sample(self) -> None:

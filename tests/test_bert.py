@@ -232,10 +232,10 @@ def test_it_learns(real):
     cfg, corpus = real
     changes = {"train.steps": 20, "train.tokens": None, "train.batch_size": 16, "train.micro_batch": 16}
     trainer = Trainer(cfg.override({**changes, "train.eval_rows": 32}), corpus)
-    before = trainer.evaluate()[0].loss
+    before = trainer.evaluate().loss
     for _ in range(20):
         trainer.step()
-    assert trainer.evaluate()[0].loss < before - 1
+    assert trainer.evaluate().loss < before - 1
 
 
 # ------------------------------------------------------------------------- a vocabulary of BERT

@@ -114,7 +114,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
         "v-skipinit": (-1, 0, 1),
         "sas": (1, 1.5, 2),
         "sas-p": (1, 1.5, 2, 2.5),
-        "sas-p-nonorm": (1, 1.5, 2),
+        "sas-p-nonorm": (1, 1.5),  # at 2 its loss is not finite after some steps
         "sas-dense-orthogonal": (-1, 0, 1),
         "sas-orthogonal-1": (-1, 0, 1),
         "sas-identity-1": (-1, 0, 1),
@@ -154,7 +154,7 @@ def _rate_plots(scale: Scale, evidence: Evidence) -> list[Plot]:
 
 
 def best_rates(scale: Scale, evidence: Evidence) -> dict[str, dict[str, float]]:
-    """Kind → block → the rate with the lowest loss on the rows for tuning, of those that have finished."""
+    """Kind → block → the rate with the lowest loss on the rows for tuning, where all of a block's have finished."""
     found: dict[str, dict[str, float]] = {}
     for kind, blocks in RATES.items():
         for block, positions in blocks.items():
@@ -163,7 +163,7 @@ def best_rates(scale: Scale, evidence: Evidence) -> dict[str, dict[str, float]]:
                 for position in positions
                 for one in evidence.finished(label(block, kind, position)).values()
             }
-            if losses:
+            if len(losses) == len(positions):
                 found.setdefault(kind, {})[block] = min(losses, key=lambda lr: losses[lr])
     return found
 

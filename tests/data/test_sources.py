@@ -110,7 +110,7 @@ def test_a_bad_line_is_named(tmp_path, line, message):
 @pytest.mark.parametrize(
     ("spec", "message"),
     [
-        ("file:x", "unknown source 'file'; known: python-stdlib, files, jsonl, hf; did you mean 'files'"),
+        ("file:x", "unknown source 'file'; known: python-stdlib, files, jsonl, hf, corpus; did you mean 'files'"),
         ("files:", "source 'files' needs an argument: files:GLOB"),
         ("jsonl:#text", "source 'jsonl' needs an argument"),
         ("python-stdlib:x", "takes no argument"),
@@ -167,4 +167,4 @@ def test_hub_streams_the_named_part(monkeypatch):
 
 
 def test_every_source_is_in_the_registry():
-    assert list(SOURCES) == ["python-stdlib", "files", "jsonl", "hf"]
+    assert list(SOURCES) == ["python-stdlib", "files", "jsonl", "hf", "corpus"]

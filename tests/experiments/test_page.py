@@ -168,7 +168,7 @@ def test_the_summary_goes_from_the_answer_to_the_evidence(tmp_path):
         "**It is | so.**",
         "![Loss](fig5/loss.png)",
         "| verdict | claim | measured | holds | least effect | seeds | the paper |",
-        "| ✓ holds | sas matches pre-ln | +0.3% [−0.0%, +0.6%] | between −2.0% and +2.0% | 0.5% | 3 | “they match” |",
+        "| ✓ holds | sas matches pre-ln | +0.3% [+0.0%, +0.6%] | between −2.0% and +2.0% | 0.5% | 3 | “they match” |",
         "| ↑ differs (better) |",
         "| ✕ does not hold | sas is faster than pre-ln | +5.1% [+4.4%, +5.8%] | below 0.0% |",
         "| ✓ holds, close to its bound |",

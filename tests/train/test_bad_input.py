@@ -393,7 +393,7 @@ def test_wrong_command_lines(refused, arguments, hint):
 @pytest.mark.parametrize(
     ("spec", "hint"),
     [
-        ("", "unknown source ''; known: python-stdlib, files, jsonl, hf"),
+        ("", "unknown source ''; known: python-stdlib, files, jsonl, hf, corpus"),
         ("nonsense", "unknown source 'nonsense'"),
         ("file:x", "did you mean 'files'"),
         ("files:", "needs an argument: files:GLOB"),

@@ -338,7 +338,7 @@ def test_a_loss_that_is_not_finite(tmp_path, source, cache_dir, layer, value):
 def test_a_held_out_loss_that_is_not_finite(tmp_path, source, cache_dir):
     def spoil(trainer):
         loss = {8: float("nan")}
-        trainer.evaluate = lambda between: (Evaluation(loss.get(trainer.state.step, 1.0), 1.0, None, 1, 1), None)
+        trainer.evaluate = lambda between: Evaluation(loss.get(trainer.state.step, 1.0), 1.0, None, 1, 1)
 
     with pytest.raises(NonFinite, match=r"^step 8: the held-out loss is nan"):
         train(tiny(source), tmp_path, trackers=[], cache_dir=cache_dir, observer=Recorder(on_begin=spoil))

@@ -364,7 +364,7 @@ def with_losses(by_step: dict[int, float]) -> Recorder:
     """An observer that gives a trainer these held-out losses."""
 
     def begin(trainer):
-        trainer.evaluate = lambda between: (Evaluation(by_step[trainer.state.step], 1.0, None, 1, 1), None)
+        trainer.evaluate = lambda between: Evaluation(by_step[trainer.state.step], 1.0, None, 1, 1)
 
     return Recorder(on_begin=begin)
 
