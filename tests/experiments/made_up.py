@@ -92,13 +92,14 @@ def configs_of(id: str) -> dict[str, RunConfig]:
     return EXPERIMENTS[id].configs(LAPTOP)
 
 
-def evidence(id: str, *worlds: World) -> Evidence:
-    """Seed number i, and round number i of the timing, live in world number i."""
+def evidence(id: str, *worlds: World, labels: tuple[str, ...] | None = None) -> Evidence:
+    """Seed number i, and round number i of the timing, live in world number i; of all labels, or of some."""
     seconds = {size: {block: [world.get(block, Made()).time for world in worlds] for block in BLOCKS} for size in SIZES}
     return Evidence(
         {
             label: {seed: history(cfg, world.get(label, Made())) for seed, world in enumerate(worlds)}
             for label, cfg in configs_of(id).items()
+            if labels is None or label in labels
         },
         Timings(seconds),
     )

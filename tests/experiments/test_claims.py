@@ -56,7 +56,7 @@ def find_claim(id, text) -> Claim:
 
 
 def quantity(id, claim, world) -> float:
-    return claim.judge(evidence(id, world, world)).numbers["mean"]
+    return claim.judge(evidence(id, world, world, labels=claim.labels)).numbers["mean"]
 
 
 def test_all_of_the_papers_experiments_are_there_in_its_order():
@@ -103,8 +103,8 @@ def test_every_claim_fails_just_beyond_each_of_its_bounds(id, text):
         assert beyond, f"no world lies beyond {bound}"
         last, first = steps_towards(id, claim, beyond[0], bound, inside)
         better = claim.better is not None and bound == {"low": claim.above, "high": claim.below}[claim.better]
-        assert claim.judge(evidence(id, last, last, last)).outcome == HOLDS
-        just = claim.judge(evidence(id, first, first, first))
+        assert claim.judge(evidence(id, last, last, last, labels=claim.labels)).outcome == HOLDS
+        just = claim.judge(evidence(id, first, first, first, labels=claim.labels))
         assert just.outcome == (BETTER if better else FAILS), (bound, just.reason)
         # a share of layers, or a number of them, goes in steps; everything else is a hair beyond the bound
         step = 0.15 if claim.form == "z.0%" else 2.0 if "how many" in text else 1e-4

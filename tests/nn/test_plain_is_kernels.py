@@ -120,11 +120,11 @@ def test_kernels_equal_the_plain_equations(name, kind):
             mask = MASKS[kind](length)
             fast = run(model, x, mask, weight)
             with disabled(model):
-                plain = run(model, x, mask, weight)
-                with explicit_form(model):
-                    slow = run(model, x, mask, weight)
-            assert_close(fast, plain, tolerance, (dtype, length, "plain"))
-            assert_close(fast, slow, tolerance, (dtype, length, "explicit"))
+                assert_close(fast, run(model, x, mask, weight), tolerance, (dtype, length, "plain"))
+                if dtype == torch.float64 and length <= 128:
+                    with explicit_form(model):
+                        slow = run(model, x, mask, weight)
+                    assert_close(fast, slow, tolerance, (dtype, length, "explicit"))
 
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"])
