@@ -50,7 +50,7 @@ def _are_two_gains(*gains: Gain) -> bool:
 
 
 def _flat(terms: tuple[Term, ...]) -> list[object]:
-    return [part for term in terms if None not in (term[0],) and term[1] is not None for part in term]
+    return [part for gain, x in terms if gain is not None and x is not None for part in (gain, x)]
 
 
 class ReparamLinear(PlainReparamLinear):
