@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow lint format clean
+.PHONY: setup demo test test-slow faults lint format clean
 
 setup: $(READY)
 
@@ -17,8 +17,8 @@ $(READY): pyproject.toml constraints.txt
 # trains both blocks on the source of Python's standard library; killed and started again, it goes on where it was
 demo: $(READY)
 	$(BIN)/skipless inspect pre-ln sas-p -L 6 -d 128 -H 4 --set vocab_size=4096
-	$(BIN)/skipless train --recipe demo --block pre-ln --name demo-pre-ln --resume auto
-	$(BIN)/skipless train --recipe demo --block sas-p --name demo-sas-p --resume auto
+	$(BIN)/skipless train --recipe demo --block pre-ln --name demo-pre-ln --resume
+	$(BIN)/skipless train --recipe demo --block sas-p --name demo-sas-p --resume
 	$(BIN)/skipless report demo-pre-ln demo-sas-p --samples --plot runs/demo.png --page runs/demo.html
 
 # two workers on two cores: one thread each, or they get in each other's way
@@ -29,6 +29,9 @@ test: $(READY)
 
 test-slow: $(READY)
 	$(BIN)/python -m pytest -m slow -n 2
+
+faults: $(READY)
+	$(BIN)/python benchmarks/faults.py
 
 lint: $(READY)
 	$(BIN)/ruff format --check .

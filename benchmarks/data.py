@@ -18,7 +18,7 @@ from pathlib import Path
 
 import tokenizers
 
-from skipless.config import DataConfig
+from skipless.config.run import DataConfig
 from skipless.data import prepare
 from skipless.data.documents import Counts, distinct, seen_on_disk
 from skipless.data.sources import open_source

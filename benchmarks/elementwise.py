@@ -12,14 +12,13 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor
 
-from skipless.bench import take_turns
-from skipless.display import table
-from skipless.machine import compiler_problem
+from skipless.distributed.devices import compiler_problem
 from skipless.nn import Mask
 from skipless.nn.kernels import ops
+from skipless.tasks.bench import interleave
+from skipless.terminal.tables import show_table
 
 BATCH, LENGTH, HEADS, WIDTH, ROUNDS = 8, 128, 12, 64, 101
 CAUSAL = Mask(causal=True)
@@ -37,9 +36,9 @@ def read_tail(v: Tensor, attended: Tensor, other: Tensor, *gains: Tensor) -> Ten
 
 
 def hand_tail(v: Tensor, attended: Tensor, other: Tensor, *gains: Tensor) -> Tensor:
-    """The same, as `Shaped.join` does it."""
+    """The same, as the kernel of a parallel block does it."""
     alpha, beta, gamma, beta_sa, beta_ff = gains
-    return ops.shaped_causal(v, attended, alpha * beta_sa, beta * beta_sa, gamma * beta_sa, other, beta_ff.view(1))
+    return ops.shaped_causal_sum(v, attended, alpha, beta, gamma, beta_sa.view(1), other, beta_ff.view(1))
 
 
 def stream(count: int) -> list[Tensor]:
@@ -71,10 +70,10 @@ def main() -> None:
     for name, (read, hand, inputs) in parts.items():
         forms = {"as one reads it": read, "compiled": torch.compile(read), "by hand": hand}
         cases |= {f"{name}, {form}": both_ways(function, inputs) for form, function in forms.items()}
-    times = take_turns(cases, ROUNDS, torch.device("cpu"))
+    times = interleave(cases, ROUNDS, torch.device("cpu"))
     rows = [(name, 1e3 * statistics.median(own), 1e3 * min(own)) for name, own in times.items()]
     lines = [[name, f"{median:.2f}", f"{least:.2f}"] for name, median, least in rows]
-    Console(width=100).print(table("Forward and backward", ["part", "median ms", "least ms"], lines))
+    show_table("Forward and backward", ["part", "median ms", "least ms"], lines)
     print(json.dumps({name: {"median_ms": median, "least_ms": least} for name, median, least in rows}))
 
 

@@ -14,13 +14,12 @@ from collections.abc import Callable
 
 import torch
 import torch.nn.functional as F
-from rich.console import Console
 from torch import Tensor
 
-from skipless.bench import take_turns
-from skipless.display import table
-from skipless.machine import check_cpu_bf16
+from skipless.distributed.devices import check_cpu_bf16
 from skipless.nn.kernels.slabs import slab_product
+from skipless.tasks.bench import interleave
+from skipless.terminal.tables import show_table
 
 MATRICES = {"queries, keys, MLP in (4608×768)": (4608, 768), "MLP out (768×3072)": (768, 3072), "head": (50_000, 768)}
 COPIES = 64 << 20
@@ -54,12 +53,12 @@ def main() -> None:
     check_cpu_bf16()  # on some machines such a product ends the process
     found: dict[str, dict[str, float]] = {}
     for name, (rows, columns) in MATRICES.items():
-        times = take_turns(cases(rows, columns), 15, torch.device("cpu"))
+        times = interleave(cases(rows, columns), 15, torch.device("cpu"))
         size = 4 * rows * columns * max(1, COPIES // (rows * columns))
         found[name] = {way: size / statistics.median(seconds) / 1e9 for way, seconds in times.items()}
     lines = [[name, *(f"{speed:.1f}" for speed in ways.values())] for name, ways in found.items()]
     head = ["GB/s of float32 weights", "contiguous rows", "contiguous columns", "slabs", "8 bits", "sum"]
-    Console(width=120).print(table("One row times a matrix", head, lines))
+    show_table("One row times a matrix", head, lines)
     print(json.dumps(found))
 
 

@@ -16,14 +16,16 @@ from pathlib import Path
 
 import torch
 
-from skipless.checkpoint import BackgroundSaver, Checkpoints
-from skipless.config import RunConfig
+from skipless.config.run import RunConfig
 from skipless.data import Corpus, prepare
-from skipless.experiments.recipes import laptop
-from skipless.optim import make_optimizers
+from skipless.recipes.laptop import laptop
 from skipless.runs import Run
-from skipless.trackers import Trackers
-from skipless.train import Session, Trainer, fit_vocabulary
+from skipless.storage.checkpoints import Checkpoints
+from skipless.storage.saver import BackgroundSaver
+from skipless.training.loop import TrainingLoop
+from skipless.training.optimizers import make_optimizers
+from skipless.training.trackers import Trackers
+from skipless.training.trainer import Trainer, fit_vocabulary
 
 BLOCK = 10
 EVERY = 50
@@ -46,18 +48,18 @@ def bare_step(cfg: RunConfig, corpus: Corpus) -> Callable[[], None]:
     return step
 
 
-def make_session(cfg: RunConfig, corpus: Corpus, folder: Path) -> Session:
+def make_loop(cfg: RunConfig, corpus: Corpus, folder: Path) -> TrainingLoop:
     """The trainer with its files and TensorBoard, as `skipless train` makes it."""
     folder.mkdir(parents=True)
     saver = BackgroundSaver(Checkpoints(folder / "checkpoints"))
     trackers = Trackers(["tensorboard"], folder, {}, 0, print)
-    return Session(Trainer(cfg, corpus), Run(folder), trackers, saver)
+    return TrainingLoop(Trainer(cfg, corpus), Run(folder), trackers, saver)
 
 
-def trainer_step(session: Session) -> None:
+def trainer_step(loop: TrainingLoop) -> None:
     """One turn of the trainer's own loop."""
-    session._between_steps()
-    session._log(session.trainer.step())
+    loop._between_steps()
+    loop._log(loop.trainer.step())
 
 
 def seconds(action: Callable[[], object]) -> float:
@@ -67,13 +69,13 @@ def seconds(action: Callable[[], object]) -> float:
     return time.perf_counter() - start
 
 
-def block(session: Session, *, save: bool) -> None:
+def block(loop: TrainingLoop, *, save: bool) -> None:
     """Ten steps, the first of which may have a save running beside it."""
     if save:
-        session._save()
+        loop._save()
     for _ in range(BLOCK):
-        trainer_step(session)
-    session.saver.wait()
+        trainer_step(loop)
+    loop.saver.wait()
 
 
 def main() -> None:
@@ -88,11 +90,11 @@ def main() -> None:
     corpus = prepare(cfg.data)
     cfg = fit_vocabulary(cfg, corpus)
     with tempfile.TemporaryDirectory() as folder:
-        bare, session = bare_step(cfg, corpus), make_session(cfg, corpus, Path(folder) / "run")
-        pairs = [(seconds(bare), seconds(lambda: trainer_step(session))) for _ in range(options.steps)][5:]
-        block(session, save=True)  # the first save makes its buffers
+        bare, loop = bare_step(cfg, corpus), make_loop(cfg, corpus, Path(folder) / "run")
+        pairs = [(seconds(bare), seconds(lambda: trainer_step(loop))) for _ in range(options.steps)][5:]
+        block(loop, save=True)  # the first save makes its buffers
         blocks = [
-            (seconds(lambda: block(session, save=False)), seconds(lambda: block(session, save=True)))
+            (seconds(lambda: block(loop, save=False)), seconds(lambda: block(loop, save=True)))
             for _ in range(options.saves)
         ]
     step = statistics.median(mine for _, mine in pairs)

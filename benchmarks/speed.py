@@ -13,9 +13,13 @@ from collections.abc import Callable
 from dataclasses import dataclass
 
 import torch
-from rich.console import Console
 
-from skipless.bench import (
+from skipless.analysis.speed import matmul_speed
+from skipless.config.model import ModelConfig
+from skipless.distributed.devices import pick_device
+from skipless.nn import CausalLM
+from skipless.storage.provenance import machine, versions
+from skipless.tasks.bench import (
     EXPLICIT,
     HF,
     Row,
@@ -26,10 +30,7 @@ from skipless.bench import (
     bench_step,
     bench_train,
 )
-from skipless.config import ModelConfig
-from skipless.display import table
-from skipless.machine import machine, matmul_speed, pick_device, versions
-from skipless.nn import CausalLM
+from skipless.terminal.tables import show_table
 
 
 @dataclass(frozen=True)
@@ -149,13 +150,8 @@ def main() -> int:
         ]
         for figure in found
     ]
-    Console(width=120).print(
-        table(
-            f"Speed and memory, products at {speed / 1e9:.0f} GFLOP/s",
-            ["case", "against", "measured", "bound", "reached"],
-            lines,
-        )
-    )
+    title = f"Speed and memory, products at {speed / 1e9:.0f} GFLOP/s"
+    show_table(title, ["case", "against", "measured", "bound", "reached"], lines)
     about = {"machine": machine(), "versions": versions(), "peak_gflops": round(speed / 1e9, 1)}
     print(json.dumps({**about, "figures": [{**vars(figure), "reached": figure.reached} for figure in found]}))
     return 0 if all(figure.reached for figure in found) else 1

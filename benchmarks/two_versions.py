@@ -16,8 +16,12 @@ from pathlib import Path
 
 WORKER = r"""
 import sys, time, torch
-from skipless.allocator import keep_freed_memory
-from skipless.bench import Shape, own_stack, own_step
+try:
+    from skipless.training.allocator import keep_freed_memory
+    from skipless.tasks.bench import Shape, own_stack, own_step
+except ModuleNotFoundError:  # version 0.1.0
+    from skipless.allocator import keep_freed_memory
+    from skipless.bench import Shape, own_stack, own_step
 keep_freed_memory()
 torch.manual_seed(0)
 case, block = sys.argv[1:]

@@ -10,13 +10,13 @@ import json
 from collections import defaultdict
 
 import torch
-from rich.console import Console
 from torch.profiler import ProfilerActivity, profile
 
-from skipless.bench import Shape, make_step
-from skipless.display import table
-from skipless.inspect import flops_per_token
-from skipless.machine import matmul_speed, pick_device
+from skipless.analysis.costs import flops_per_token
+from skipless.analysis.speed import matmul_speed
+from skipless.distributed.devices import pick_device
+from skipless.tasks.bench import Shape, make_step
+from skipless.terminal.tables import show_table
 
 GROUPS = {
     "matrix products": ("aten::mm", "aten::addmm", "aten::bmm", "aten::addmm_"),
@@ -65,7 +65,7 @@ def main() -> None:
     share = flops / (seconds["matrix products"] + seconds["fused attention"]) / speeds[0]
     ordered = sorted(seconds.items(), key=lambda item: -item[1])
     lines = [[name, f"{1e3 * value:,.1f}", f"{value / total:.1%}"] for name, value in ordered]
-    Console().print(table(f"A step of {given.block}, {given.depth} layers, 8×128 tokens", ["", "ms", "share"], lines))
+    show_table(f"A step of {given.block}, {given.depth} layers, 8×128 tokens", ["", "ms", "share"], lines)
     print(f"products and attention run at {share:.0%} of the machine's {speeds[0] / 1e9:.0f} GFLOP/s")
     print(json.dumps({"block": given.block, "seconds": seconds, "products_of_peak": share, "gflops": speeds[0] / 1e9}))
 

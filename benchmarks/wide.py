@@ -10,11 +10,10 @@ import statistics
 from collections.abc import Callable
 
 import torch
-from rich.console import Console
 from torch import Tensor
 
-from skipless.bench import take_turns
-from skipless.display import table
+from skipless.tasks.bench import interleave
+from skipless.terminal.tables import show_table
 
 PIECES = (768, 1024, 1536)
 
@@ -37,13 +36,13 @@ def main() -> None:
             up, down = torch.randn(wide, width), torch.randn(width, wide)
             for name, a, b in (("in", x, up.mT), ("gradient of hidden", x, down), ("of W2", x.mT, hidden)):
                 ways = {"whole": product(a, b, wide), **{str(piece): product(a, b, piece) for piece in PIECES}}
-                times = take_turns(ways, 15, torch.device("cpu"))
+                times = interleave(ways, 15, torch.device("cpu"))
                 work = 2 * tokens * width * wide / 1e9
                 speeds = {way: work / statistics.median(seconds) for way, seconds in times.items()}
                 found[f"{tokens} tokens, width {width}: {name}"] = speeds
     lines = [[name, *(f"{speed:.0f}" for speed in ways.values())] for name, ways in found.items()]
     head = ["product", "whole", *(f"{piece} columns at a time" for piece in PIECES)]
-    Console(width=120).print(table("Wide products, GFLOP/s", head, lines))
+    show_table("Wide products, GFLOP/s", head, lines)
     print(json.dumps(found))
 
 

@@ -18,15 +18,15 @@ from typing import Any
 
 import numpy as np
 import torch
-from rich.console import Console
 from torch import Tensor, nn
 
-from skipless.batches import held_out_batch
 from skipless.data import prepare
-from skipless.display import table
-from skipless.experiments.recipes import crammed_bert, crammed_bert_laptop
+from skipless.data.batches import held_out_batch
 from skipless.nn import MaskedLM
+from skipless.recipes.laptop import crammed_bert_laptop
+from skipless.recipes.paper import crammed_bert
 from skipless.runs import find_run, load
+from skipless.terminal.tables import show_table
 
 LARGEST = {"float16": torch.finfo(torch.float16).max, "float32": torch.finfo(torch.float32).max}
 
@@ -101,7 +101,7 @@ def trained(folder: Path) -> tuple[str, MaskedLM, Tensor]:
     assert isinstance(model, MaskedLM)
     corpus = prepare(cfg.data)
     ids, _ = held_out_batch(cfg, corpus, corpus.valid, np.arange(ROWS), 0)
-    return run.name, model, ids
+    return run.name, model, torch.from_numpy(ids)
 
 
 def main() -> None:
@@ -113,7 +113,7 @@ def main() -> None:
     found = {name: margins(model, ids) for name, model, ids in cases}
     rows = [[name, *(f"{value:,.3g}" for value in one.values())] for name, one in found.items()]
     heads = ["", "largest activation", "float16 ends at ×", "float32 ends at ×"]
-    Console().print(table("How much larger the input of the first block may be", heads, rows))
+    show_table("How much larger the input of the first block may be", heads, rows)
     print(json.dumps(found).replace("Infinity", "null"))
 
 

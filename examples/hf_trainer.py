@@ -11,7 +11,7 @@ from pathlib import Path
 import torch
 from transformers import Trainer, TrainingArguments
 
-from skipless.hf import SkiplessConfig, SkiplessForCausalLM
+from skipless.interop.hf import SkiplessConfig, SkiplessForCausalLM
 
 
 def windows(length: int = 64) -> list[dict[str, torch.Tensor]]:

@@ -8,30 +8,72 @@ curl -N localhost:8000/generate -H 'content-type: application/json' -d '{"prompt
 import sys
 from collections.abc import Iterator
 from pathlib import Path
-from threading import Event, Thread
+from threading import BoundedSemaphore, Event, Thread
+from typing import Annotated, Any
 
 import uvicorn
 from fastapi import FastAPI, HTTPException
-from fastapi.responses import StreamingResponse
-from pydantic import BaseModel, Field
+from fastapi.exceptions import RequestValidationError
+from fastapi.responses import JSONResponse, StreamingResponse
+from pydantic import AfterValidator, BaseModel, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteriaList, TextIteratorStreamer
 
 import skipless  # noqa: F401  (makes the Auto classes know its models)
+
+AT_ONCE = 4
+"""Answers that are written at a time: each has a cache in memory. Whoever comes then is told to come again."""
+
+LARGEST_BODY = 2**20
+"""Bytes of a request."""
+
+
+def whole_characters(text: str) -> str:
+    """JSON can spell half a character, which no tokeniser takes."""
+    text.encode()
+    return text
 
 
 class Request(BaseModel):
     """What is asked for."""
 
-    prompt: str = Field(min_length=1)
+    prompt: Annotated[str, AfterValidator(whole_characters)] = Field(min_length=1, max_length=100_000)
     max_new_tokens: int = Field(40, ge=1, le=4096)
-    temperature: float = Field(0.0, ge=0, description="0 takes the likeliest token.")
+    temperature: float = Field(0.0, ge=0, le=100, allow_inf_nan=False, description="0 takes the likeliest token.")
+
+
+class LimitBody:
+    """Refuses a request that is too large before it is read."""
+
+    def __init__(self, app: Any) -> None:
+        self.app = app
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        """An ASGI application around another."""
+        read = 0
+
+        async def counted() -> Any:
+            nonlocal read
+            message = await receive()
+            read += len(message.get("body", b""))
+            if read > LARGEST_BODY:
+                raise HTTPException(413, f"a request has at most {LARGEST_BODY:,} bytes")
+            return message
+
+        await self.app(scope, counted, send)
 
 
 def make_app(exported: str | Path) -> FastAPI:
     """The server for a folder of `skipless export`."""
     app = FastAPI()
+    app.add_middleware(LimitBody)
     model = AutoModelForCausalLM.from_pretrained(exported)
     tokenizer = AutoTokenizer.from_pretrained(exported)
+    places = app.state.places = BoundedSemaphore(AT_ONCE)
+
+    @app.exception_handler(RequestValidationError)
+    def refuse(_: Any, error: RequestValidationError) -> JSONResponse:
+        # without what was sent: it may be what JSON has no word for
+        return JSONResponse({"detail": [{"loc": one["loc"], "msg": one["msg"]} for one in error.errors()]}, 422)
 
     @app.post("/generate")
     def generate(request: Request) -> StreamingResponse:
@@ -40,6 +82,8 @@ def make_app(exported: str | Path) -> FastAPI:
         if room < 1:
             raise HTTPException(422, f"the prompt is longer than {model.config.max_seq_len - 1} tokens")
         how = {"do_sample": True, "temperature": request.temperature} if request.temperature else {"do_sample": False}
+        if not places.acquire(blocking=False):
+            raise HTTPException(503, f"{AT_ONCE} answers are being written; come again", {"Retry-After": "1"})
         return StreamingResponse(write(inputs, min(request.max_new_tokens, room), how), media_type="text/plain")
 
     def write(inputs: dict, count: int, how: dict) -> Iterator[str]:
@@ -51,13 +95,18 @@ def make_app(exported: str | Path) -> FastAPI:
             try:
                 model.generate(**inputs, **how, max_new_tokens=count, streamer=streamer, stopping_criteria=stop)
             finally:
+                places.release()
                 streamer.end()  # also where it fails, or the answer would never end
 
-        Thread(target=work, daemon=True).start()
-        try:
-            yield from (piece for piece in streamer if piece)
-        finally:
-            gone.set()
+        Thread(target=work, daemon=True).start()  # now: the place is free again even if nobody reads the answer
+
+        def pieces() -> Iterator[str]:
+            try:
+                yield from (piece for piece in streamer if piece)
+            finally:
+                gone.set()
+
+        return pieces()
 
     return app
 

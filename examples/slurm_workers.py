@@ -1,7 +1,7 @@
 """Many equal workers as one Slurm array: each runs the same command and takes its work from a folder all of them see.
 
     python examples/slurm_workers.py --workers 16 --gpus 1 --minutes 720 --partition gpu -- \\
-        skipless sweep --over train.lr=1e-3,2e-3,4e-3 --folder /shared/lr --runs /shared/runs
+        skipless sweep --over train.lr=1e-3,2e-3,4e-3 --output /shared/lr --runs /shared/runs
 
 `skipless sweep` and `skipless reproduce` are made for that: whoever is free takes the next piece of work, a sweep from
 the Optuna journal in its folder, `reproduce` from the runs that nobody holds; what a killed worker had begun is gone on

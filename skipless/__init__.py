@@ -4,28 +4,21 @@
     model = skipless.CausalLM(skipless.ModelConfig(block="sas-p", n_layer=18, d_model=768, n_head=12))
 
 Names are loaded when they are first used, so that importing the package, and `skipless --help`, stay quick. The Auto
-classes of `transformers` learn of the models too (`skipless.auto`).
+classes of `transformers` learn of the models too (`skipless.interop.hf.auto`).
 """
 
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
 
-from skipless.auto import watch
+from skipless.interop.hf.auto import watch
 
 __version__ = version("skipless")
 
 if TYPE_CHECKING:
-    from skipless.config import (
-        BLOCKS,
-        BlockConfig,
-        DataConfig,
-        GainConfig,
-        MapConfig,
-        ModelConfig,
-        RunConfig,
-        TrainConfig,
-    )
+    from skipless.config.block import BLOCKS, BlockConfig, GainConfig, MapConfig
+    from skipless.config.model import ModelConfig
+    from skipless.config.run import DataConfig, RunConfig, TrainConfig
     from skipless.errors import UserError
     from skipless.nn.masks import Mask
     from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
@@ -68,7 +61,13 @@ __all__ = [
 ]
 
 
+_SHORT_NAMES = {"convert": "skipless.interop.gpt2", "hf": "skipless.interop.hf"}
+"""Modules that are known by a short name: `skipless.convert.gpt2(...)`."""
+
+
 def __getattr__(name: str) -> Any:
+    if name in _SHORT_NAMES:
+        return import_module(_SHORT_NAMES[name])
     if name not in _HOME:
         raise AttributeError(f"module 'skipless' has no attribute {name!r}")
     return getattr(import_module(_HOME[name]), name)

@@ -6,26 +6,34 @@ runs/<name>/
     samples.jsonl        text sampled on the way
     tokenizer.json
     checkpoints/step-<n>/
+    .saved               there once a checkpoint was made, so that their loss is noticed
     tensorboard/
 """
 
-import gzip
-import json
-from collections.abc import Iterator
+import warnings
+from collections.abc import Callable, Iterator, Mapping
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, TypeVar
 
+import torch
 from pydantic import ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
+from torch import Tensor
 
-from skipless.checkpoint import Checkpoint, Checkpoints
-from skipless.config import ModelConfig, RunConfig, explain
+from skipless.config.explain import explain
+from skipless.config.model import ModelConfig
+from skipless.config.reading import check_regular, read_json
+from skipless.config.run import RunConfig
 from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
-from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
-from skipless.parallel import Channel
+from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer
+from skipless.storage.checkpoints import Checkpoint, Checkpoints
+from skipless.storage.files import leftovers, sweep
+from skipless.storage.json_files import are_numbers, read_json_lines
+from skipless.storage.save_group import SaveGroup
 
 MODELS: dict[str, type[CausalLM] | type[MaskedLM]] = {"causal": CausalLM, "masked": MaskedLM}
 
@@ -66,26 +74,46 @@ class Run:
         """How its text becomes tokens."""
         return self.folder / "tokenizer.json"
 
-    def checkpoints(self, keep_last: int = 2, crew: Channel | None = None) -> Checkpoints:
-        """Its checkpoints; a crew saves them together."""
-        return Checkpoints(self.folder / "checkpoints", keep_last=keep_last, crew=crew)
+    @property
+    def saved_file(self) -> Path:
+        """There once a checkpoint was made."""
+        return self.folder / ".saved"
+
+    def checkpoints(self, keep_last: int = 2, save_group: SaveGroup | None = None) -> Checkpoints:
+        """Its checkpoints; the ranks of a `save_group` save them together."""
+        folder = self.folder / "checkpoints"
+        return Checkpoints(folder, keep_last=keep_last, save_group=save_group, note=self.saved_file)
 
     @property
     def exists(self) -> bool:
         """Whether a training has begun here."""
         return self.config_file.exists()
 
+    @property
+    def has_files(self) -> bool:
+        """Whether there is anything that another training would write over, be it that config.json was lost."""
+        written = (path for path in (self.metrics_file, self.samples_file) if path.exists())
+        return self.exists or bool(self.checkpoints().all()) or any(path.stat().st_size for path in written)
+
+    def leftovers(self) -> list[Path]:
+        """What a process that was killed left half-written or half-removed, or one is writing at this instant."""
+        return [*leftovers(self.folder, *self._replaced), *self.checkpoints().leftovers()]
+
+    def sweep(self) -> None:
+        """Remove what was left. Only for the process that has the folder's lock."""
+        sweep(self.folder, *self._replaced)
+        self.checkpoints().sweep()
+
+    @property
+    def _replaced(self) -> list[str]:
+        """The names of the files that a training puts there in one step."""
+        return [path.name for path in (self.config_file, self.tokenizer_file, self.saved_file)]
+
     def info(self) -> dict[str, Any]:
         """The content of config.json."""
-        try:
-            content = json.loads(self.config_file.read_text(encoding="utf-8"))
-        except OSError as error:
-            raise UserError(f"{str(self.folder)!r} is not a run: {error.strerror}: {self.config_file.name}") from None
-        except ValueError:
-            raise UserError(f"{str(self.config_file)!r} is not JSON") from None
-        if not isinstance(content, dict):
-            raise UserError(f"{str(self.config_file)!r} does not hold a configuration")
-        return content
+        if not self.exists:
+            raise UserError(f"{str(self.folder)!r} is not a run: there is no {self.config_file.name}")
+        return read_json(self.config_file)
 
     def config(self) -> RunConfig:
         """The configuration it runs with."""
@@ -95,77 +123,150 @@ class Run:
             raise UserError(f"{str(self.config_file)!r}: {explain(error)}") from None
 
     def metrics(self) -> Iterator[dict[str, Any]]:
-        """Its measurements; a last line that is still being written is left out."""
+        """Its measurements; a last line that is still being written is left out, as is what is no measurement."""
         live = self.metrics_file.exists() or not self.archived_metrics_file.exists()
-        return _lines(self.metrics_file if live else self.archived_metrics_file)
+        return read_json_lines(self.metrics_file if live else self.archived_metrics_file, is_measurement)
 
     def samples(self) -> Iterator[dict[str, Any]]:
         """Its samples."""
-        return _lines(self.samples_file)
+        return read_json_lines(self.samples_file, _is_sample)
 
     def tokenizer(self) -> Tokenizer:
         """Its tokeniser."""
         return Tokenizer.load(self.tokenizer_file)
 
 
-def _lines(path: Path) -> Iterator[dict[str, Any]]:
-    if not path.exists():
-        return
-    with gzip.open(path, "rt", encoding="utf-8") if path.suffix == ".gz" else path.open(encoding="utf-8") as file:
-        for line in file:
-            if line.endswith("\n"):
-                yield json.loads(line)
+def is_measurement(record: dict[str, Any]) -> bool:
+    """Whether this can be a line of metrics: numbers, with those that every line has."""
+    counted = all(isinstance(record.get(key), int | float) for key in ("step", "tokens", "seconds"))
+    return counted and are_numbers(record)
 
 
-def find_run(path: Path | str) -> Run:
-    """The run at a path, or by its name below `runs/`."""
+def _is_sample(record: dict[str, Any]) -> bool:
+    return isinstance(record.get("step"), int) and isinstance(record.get("text"), str)
+
+
+def find_run(path: Path | str, runs: Path | str = "runs") -> Run:
+    """The run at a path, or by its name below the folder `runs`."""
     given = Path(path)
-    for folder in (given, Path("runs") / given):
+    for folder in (given, Path(runs) / given):
         if (folder / "config.json").exists():
             return Run(folder)
-    known = sorted(folder.parent.name for folder in Path("runs").glob("*/config.json"))
-    listed = f"; runs here: {', '.join(known[:8])}{did_you_mean(given.name, known)}" if known else ""
+    known = sorted(folder.parent.name for folder in Path(runs).glob("*/config.json"))
+    listed = f"; runs in {str(runs)!r}: {', '.join(known[:8])}{did_you_mean(given.name, known)}" if known else ""
     raise UserError(f"there is no run at {str(path)!r}{listed}")
 
 
-def load(path: Path | str, *, which: str = "last") -> CausalLM | MaskedLM | SequenceClassifier:
+def find_model(path: Path | str, runs: Path | str = "runs") -> Path:
+    """The folder of what `load` opens: an export, a checkpoint, or a run by its path or by its name below `runs`."""
+    given = Path(path)
+    return given if is_export(given) or _is_checkpoint(given) else find_run(given, runs).folder
+
+
+def load(
+    path: Path | str, *, checkpoint: int | str = "last", which: str | None = None
+) -> CausalLM | MaskedLM | SequenceClassifier:
     """The model of a run, of one of its checkpoints, or of an export, in eval mode, with its tokeniser as `.tokenizer`.
 
-    An export is a folder of `skipless export`, or one that `save_pretrained` wrote.
+    `checkpoint` is one of a run: `last`, `best`, or its step (`which` is the old name). An export is a folder of
+    `skipless export`, or one that `save_pretrained` wrote.
     """
-    given = Path(path)
+    if which is not None:
+        warnings.warn("`which` is now `checkpoint`", DeprecationWarning, stacklevel=2)
+        checkpoint = which
+    given = find_model(path)
+    if not is_export(given) and not _is_checkpoint(given):
+        return load_checkpoint(Run(given), choose_checkpoint(Run(given), checkpoint))
+    if checkpoint != "last":
+        raise UserError(f"{str(path)!r} is one model, not a run: there is no checkpoint {str(checkpoint)!r} to choose")
     if is_export(given):
         return _load_export(given)
-    if (given / "manifest.json").exists():
-        run, checkpoint = Run(given.absolute().parent.parent), Checkpoints.load(given)
-    else:
-        run = find_run(given)
-        checkpoint = choose_checkpoint(run, which)
-    return load_checkpoint(run, checkpoint)
+    return load_checkpoint(Run(given.absolute().parent.parent), Checkpoints.load(given))
+
+
+def _is_checkpoint(folder: Path) -> bool:
+    return (folder / "manifest.json").exists()
 
 
 def load_checkpoint(run: Run, checkpoint: Checkpoint) -> CausalLM | MaskedLM:
     """The model of a run as a checkpoint has it."""
     cfg = run.config()
-    model = MODELS[cfg.task](cfg.model)
-    model.load_state_dict(checkpoint.tensors("model"))
-    model.tokenizer = run.tokenizer()
+    model = _with_weights(lambda: MODELS[cfg.task](cfg.model), cfg.model, checkpoint.tensors("model"), checkpoint.path)
+    return _with_tokenizer(model, run.tokenizer(), run.folder)
+
+
+AnyModel = TypeVar("AnyModel", bound=Transformer)
+
+
+def _with_weights(
+    make: Callable[[], AnyModel], cfg: ModelConfig, tensors: Mapping[str, Tensor], where: Path
+) -> AnyModel:
+    """A model with these weights; a UserError where they are not of its configuration, or not finite.
+
+    What its configuration asks for is compared before there is memory for it: it can say anything.
+    """
+    problem = f"the weights in {str(where)!r} cannot be loaded: "
+    layers = {name.split(".")[1] for name in tensors if name.startswith("blocks.")}
+    if len(layers) != cfg.n_layer:
+        raise UserError(f"{problem}they have {len(layers)} layers, and the configuration has {cfg.n_layer}")
+    try:
+        with torch.device("meta"):
+            wanted = {name: tuple(tensor.shape) for name, tensor in make().state_dict().items()}
+    except RuntimeError as error:  # sizes that not even a number holds
+        raise UserError(f"{problem}no model has the sizes of the configuration: {error}") from None
+    found = {name: tuple(tensor.shape) for name, tensor in tensors.items()}
+    for name in sorted({**wanted, **found}):
+        if found.get(name) != wanted.get(name):
+            sizes = [_shape(shapes.get(name)) for shapes in (found, wanted)]
+            raise UserError(f"{problem}{name} is {sizes[0]}, and by the configuration {sizes[1]}")
+    for name, tensor in tensors.items():
+        if not tensor.isfinite().all():
+            raise UserError(f"{problem}{name} is not finite")
+    model = make()
+    model.load_state_dict(tensors)
+    return model
+
+
+def _shape(shape: tuple[int, ...] | None) -> str:
+    return "not there" if shape is None else " × ".join(map(str, shape)) or "a number"
+
+
+def _with_tokenizer(model: AnyModel, tokenizer: Tokenizer | None, where: Path) -> AnyModel:
+    """The model in eval mode with a tokeniser, all of whose ids it knows."""
+    rows = model.config.vocab_size
+    largest = rows - 1 if tokenizer is None else tokenizer.vocab_size - 1
+    if largest >= rows:
+        raise UserError(f"the tokenizer in {str(where)!r} has ids up to {largest}, and the model knows 0 … {rows - 1}")
+    model.tokenizer = tokenizer
     return model.eval()
 
 
-def choose_checkpoint(run: Run, which: str) -> Checkpoint:
-    """A run's `last` or `best` checkpoint."""
+def choose_checkpoint(run: Run, checkpoint: int | str) -> Checkpoint:
+    """A run's `last` or `best` checkpoint, or that of a step."""
+    run.info()  # where that is damaged, it is the first thing to say
     checkpoints = run.checkpoints()
-    if which == "best":
+    if checkpoint == "best":
         valid = [Checkpoints.load(path) for path in checkpoints.all() if Checkpoints.verify(path) is None]
-        scored = [checkpoint for checkpoint in valid if checkpoint.score is not None]
+        scored = [one for one in valid if one.score is not None]
         if scored:
-            return min(scored, key=lambda checkpoint: (checkpoint.score, checkpoint.step))
-    checkpoint, damaged = checkpoints.latest_valid()
-    if checkpoint is None:
+            return min(scored, key=lambda one: (one.score, one.step))
+    elif checkpoint != "last":
+        return _checkpoint_of_step(run, checkpoint)
+    found, damaged = checkpoints.latest_valid()
+    if found is None:
         reasons = "; ".join(f"{path.name}: {reason}" for path, reason in damaged) or "it has none yet"
         raise UserError(f"run {run.name!r} has no valid checkpoint ({reasons})")
-    return checkpoint
+    return found
+
+
+def _checkpoint_of_step(run: Run, step: int | str) -> Checkpoint:
+    there = {int(path.name.rpartition("-")[2]): path for path in run.checkpoints().all()}
+    known = f"run {run.name!r} has {', '.join(map(str, there)) or 'none yet'}"
+    if not str(step).isdecimal():
+        raise UserError(f"a checkpoint is last, best or the number of a step, got {step!r}; {known}")
+    if int(step) not in there:
+        raise UserError(f"there is no checkpoint of step {step}; {known}")
+    return Checkpoints.load(there[int(step)])
 
 
 # ---------------------------------------------------------------------------- exports
@@ -187,31 +288,33 @@ def is_export(folder: Path) -> bool:
 
 def _export_info(folder: Path) -> dict[str, Any]:
     try:
-        content = json.loads((folder / "config.json").read_text(encoding="utf-8"))
-    except (OSError, ValueError):
+        return read_json(folder / "config.json")
+    except UserError:
         return {}
-    return content if isinstance(content, dict) else {}
 
 
 def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
     info = _export_info(folder)
-    (name,) = info.get("architectures") or [""]
-    if name not in ARCHITECTURES:
-        raise UserError(f"{str(folder)!r} holds {name or 'no model'!r}; known: {', '.join(ARCHITECTURES)}")
+    match info.get("architectures"):
+        case [str(name)] if name in ARCHITECTURES:
+            kind = ARCHITECTURES[name]
+        case other:
+            raise UserError(f"{str(folder)!r} holds {other or 'no model'!r}; known: {', '.join(ARCHITECTURES)}")
     try:
         cfg = ModelConfig.model_validate({key: info[key] for key in ModelConfig.model_fields if key in info})
     except ValidationError as error:
         raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}") from None
-    kind = ARCHITECTURES[name]
-    labels = len(info.get("id2label", ())) or 2  # transformers does not write down two
-    model = kind(cfg, labels) if issubclass(kind, SequenceClassifier) else kind(cfg)
+    names = info.get("id2label")
+    labels = len(names) if isinstance(names, dict) and names else 2  # transformers does not write down two
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{str(folder)!r} has no .safetensors file; an export to onnx is for ONNX Runtime")
+    for file in files:
+        check_regular(file)
     try:
         tensors = {key.removeprefix("model."): value for file in files for key, value in load_file(file).items()}
-        model.load_state_dict(tensors)
-    except (SafetensorError, RuntimeError) as error:  # damaged, or not of this configuration
+    except (SafetensorError, OSError, RuntimeError) as error:  # damaged, or of a type that PyTorch does not have
         raise UserError(f"the weights in {str(folder)!r} cannot be loaded: {error}") from None
-    model.tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
-    return model.eval()
+    make = partial(kind, cfg, labels) if issubclass(kind, SequenceClassifier) else partial(kind, cfg)
+    model = _with_weights(make, cfg, tensors, folder)
+    return _with_tokenizer(model, Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None, folder)

@@ -2,8 +2,9 @@ import hypothesis
 import pytest
 import torch
 
-from tests.train.processes import Nursery
-from tests.train.tiny import write_text
+from tests.helpers.processes import Commands, ForkServer
+from tests.helpers.tiny_runs import write_text
+from tests.helpers.torchrun import TorchrunWorkers
 
 # how long an example takes is up to what else the machine does
 hypothesis.settings.register_profile("skipless", deadline=None)
@@ -28,8 +29,35 @@ def cache_dir(tmp_path_factory):
 
 
 @pytest.fixture(scope="session")
-def nursery(tmp_path_factory):
+def fork_server(tmp_path_factory):
     """Starts commands as forked processes."""
-    nursery = Nursery(tmp_path_factory.mktemp("nursery"))
-    yield nursery
-    nursery.close()
+    fork_server = ForkServer(tmp_path_factory.mktemp("fork_server"))
+    yield fork_server
+    fork_server.close()
+
+
+@pytest.fixture(scope="session")
+def commands(tmp_path_factory):
+    """Starts trainings as commands."""
+    commands = Commands(tmp_path_factory.mktemp("commands"))
+    yield commands
+    commands.close()
+
+
+@pytest.fixture(scope="session")
+def run_tasks(tmp_path_factory):
+    """Does tasks of `worker.py` by some number of processes, which are started when they are first needed.
+
+    To read or write a pickle is an error in them, unless they may: PyTorch's compiler does.
+    """
+    started: dict[tuple[int, bool], TorchrunWorkers] = {}
+
+    def run(size: int, tasks: list, *, may_pickle: bool = False) -> list:
+        key = size, may_pickle
+        if key not in started or started[key].process.poll() is not None:
+            started[key] = TorchrunWorkers(tmp_path_factory.mktemp(f"workers-of-{size}"), size, may_pickle=may_pickle)
+        return started[key].do(tasks)
+
+    yield run
+    for workers in started.values():
+        workers.close()

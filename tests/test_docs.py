@@ -4,7 +4,6 @@ import importlib
 import json
 import re
 import shlex
-from importlib.util import find_spec
 from pathlib import Path
 
 import pytest
@@ -12,10 +11,11 @@ import zstandard
 
 from skipless import BLOCKS, CausalLM, ModelConfig
 from skipless.cli import run
-from skipless.config import parse_block
+from skipless.config.block import parse_block
 from skipless.experiments.catalogue import EXPERIMENTS
-from skipless.experiments.recipes import recipe
-from tests.finetune.glue import small_glue
+from skipless.recipes import recipe
+from tests.helpers.commands import unknown_options
+from tests.helpers.glue_files import small_glue
 
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
@@ -87,10 +87,10 @@ SMALLER = {
         "-L 1 -d 16 -H 2 --seq-len 16 --set data.vocab_size=300 --set data.max_bytes=200000 "
         "--set train.eval_rows=4 --track none"
     ),
-    "evaluate": ["--rows", "4"],
-    "generate": ["--tokens", "3"],
+    "evaluate": ["--limit", "4"],
+    "generate": ["--max-new-tokens", "3"],
     "sweep": TINY_RUNS,
-    "reproduce": [*TINY_RUNS, "--budget", "0"],  # plans, trains nothing, judges
+    "reproduce": [*TINY_RUNS, "--minutes", "0"],  # plans, trains nothing, judges
     "finetune": ["--seeds", "1", "--set", "epochs=1"],
 }
 
@@ -105,8 +105,6 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
     """In an empty folder, one after another, on smaller models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SKIPLESS_CACHE", str(tmp_path / "cache"))
-    if find_spec("skipless.experiments.page") is None:
-        monkeypatch.setattr("skipless.cli.experiments.write_results", lambda findings, out: out)
     (tmp_path / "src").mkdir()
     texts = [f"def function_{n}(x):\n    return x + {n}\n" * 40 for n in range(60)]
     for number, text in enumerate(texts):
@@ -131,6 +129,31 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
     assert (tmp_path / "signal.png").exists()
     assert (tmp_path / "losses.png").exists()
     run_python(on_a_model=True)
+
+
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("*.md"))]
+COMMAND = re.compile(
+    r"^[ \t]*((?:torchrun .*|\$ )?(?:-m )?skipless (?:\\\n|[^`\n])*)|`([^`\n]*\bskipless [^`]*)`", re.M
+)
+
+
+def command_lines(text):
+    """Every `skipless …`, in a block of commands or in a sentence, with its continued lines."""
+    lines = ["".join(found).replace("\\\n", " ").replace("…", "") for found in COMMAND.findall(text)]
+    return [line[line.index("skipless ") :] for line in lines]
+
+
+@pytest.mark.parametrize("page", PAGES, ids=lambda page: page.name)
+def test_documents_name_options_that_are_there(page):
+    text = page.read_text(encoding="utf-8")
+    checked = {line: unknown_options(line) for line in command_lines(text)}
+    assert {line: wrong for line, wrong in checked.items() if wrong} == {}
+
+
+def test_old_options_in_a_document_are_found():
+    lines = command_lines("a `skipless evaluate x --which best` b\n\n```sh\nskipless train \\\n  --budget 3\n```\n")
+    assert [unknown_options(line) for line in lines] == [["--which"], ["--budget"]]
+    assert len(command_lines(README)) > 15
 
 
 def test_codeparrot_is_the_papers():

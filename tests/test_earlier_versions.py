@@ -8,11 +8,15 @@ import pytest
 import torch
 
 import skipless
+from skipless.config.run import FinetuneConfig
 from skipless.data.corpus import Corpus
+from skipless.data.glue import TASKS
 from skipless.experiments.evidence import History
-from skipless.experiments.report import summarise
+from skipless.experiments.report.summary import summarise
 from skipless.runs import Run
-from skipless.train import train
+from skipless.tasks.finetune import finetune
+from skipless.training.observer import Observer
+from skipless.training.train import train
 
 OLD = Path(__file__).parent / "fixtures" / "v0_1_0"
 
@@ -71,3 +75,23 @@ def test_a_run_goes_on(tmp_path, monkeypatch):
     after = list(Run(Path("run")).metrics())
     assert after[: len(before)] == before
     assert after[-1]["step"] == 12
+
+
+def test_a_fine_tuning_goes_on(tmp_path):
+    """From its checkpoint, whose optimiser had no number: steps 5 and 6 follow step 4."""
+
+    class Steps(Observer):
+        def __init__(self):
+            self.seen = []
+
+        def progress(self, what, share, seconds_left):
+            self.seen.append(what)
+
+    run, steps = tmp_path / "run", Steps()
+    shutil.copytree(OLD / "encoder", run, ignore=shutil.ignore_patterns("glue.json"))
+    shutil.copytree(OLD / "unfinished-glue" / "run", run, dirs_exist_ok=True)
+    cfg = FinetuneConfig(epochs=2, batch_size=8, lr=3e-3)
+    data = OLD / "unfinished-glue" / "data"
+    results = finetune(run, data, [TASKS["cola"]], seeds=1, cfg=cfg, observer=steps)
+    assert steps.seen == ["cola, seed 0: step 5 of 6", "cola, seed 0: step 6 of 6"]
+    assert results["fits"]["cola"]["0"]["train_loss"] == pytest.approx(0.68783442, abs=2e-4)

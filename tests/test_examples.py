@@ -40,8 +40,8 @@ def test_slurm_workers_share_a_sweep_and_an_experiment(tmp_path):
     pytest.importorskip("optuna")
     script = [sys.executable, str(ROOT / "examples" / "slurm_workers.py"), "--cluster", "local", "--workers", "2"]
     runs = ["--runs", str(tmp_path / "runs"), "--cache-dir", str(tmp_path / "cache"), *SMALL]
-    sweep = ["sweep", "--over", "train.lr=1e-3,2e-3,4e-3", "--block", "pre-ln", "--folder", str(tmp_path / "lr")]
-    experiment = ["reproduce", "matrix", "--out", str(tmp_path / "out")]
+    sweep = ["sweep", "--over", "train.lr=1e-3,2e-3,4e-3", "--block", "pre-ln", "--output", str(tmp_path / "lr")]
+    experiment = ["reproduce", "matrix", "--output", str(tmp_path / "out")]
     for words, expected in ((sweep, 3), (experiment, 3 + 4)):
         command = [sys.executable, "-m", "skipless", *words, *runs]
         done = subprocess.run(

@@ -21,22 +21,22 @@ import skipless
 from skipless.cli import run
 
 for module in pkgutil.walk_packages(skipless.__path__, "skipless."):
-    if not module.name.startswith(("skipless.hf.", "skipless.__main__", "skipless.tasks")):
+    if not module.name.startswith(("skipless.interop.hf.", "skipless.__main__")):
         importlib.import_module(module.name)
-import skipless.hf
+import skipless.interop.hf
 
 cfg = skipless.ModelConfig(block="sas-p", n_layer=1, d_model=16, n_head=2, vocab_size=300, max_seq_len=32)
 model = skipless.CausalLM(cfg)
 model.loss(torch.zeros(1, 4, dtype=torch.long), torch.zeros(1, 4, dtype=torch.long)).backward()
 
 from skipless.data.tokenizer import train
-from skipless.export import export_model
+from skipless.interop.export import export_model
 model.tokenizer = train("bpe", lambda: iter(["def f(x): return x"] * 9), vocab_size=280)
 out = export_model(model, "safetensors", Path(sys.argv[2]) / "out")
-assert run(["generate", str(out), "--prompt", "def ", "--tokens", "2", "--json"]) == 0
+assert run(["generate", str(out), "--prompt", "def ", "--max-new-tokens", "2", "--json"]) == 0
 messages = {}
 for name, call in {
-    "hf": lambda: skipless.hf.SkiplessForCausalLM,
+    "hf": lambda: skipless.interop.hf.SkiplessForCausalLM,
     "export hf": lambda: export_model(model, "hf", "never"),
     "export onnx": lambda: export_model(model, "onnx", "never"),
 }.items():
@@ -94,7 +94,7 @@ def test_the_auto_classes_know_the_models_and_skipless_imports_neither_torch_nor
 def test_the_auto_classes_know_the_models_where_transformers_came_first():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from skipless.auto import watch
+    from skipless.interop.hf.auto import watch
 
     CONFIG_MAPPING._extra_content.pop("skipless")
     assert "skipless" not in CONFIG_MAPPING

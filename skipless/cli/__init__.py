@@ -5,25 +5,33 @@ Nothing heavy is imported before a command runs, so that `skipless --help` is qu
 
 # in the order of the commands in --help
 from skipless.cli import (  # noqa: I001
-    training,
-    finetuning,
-    using,
-    exporting,
-    experiments,
+    train,
+    finetune,
+    evaluate,
+    generate,
+    report,
+    export,
+    reproduce,
+    sweep,
     data,
-    measuring,
+    inspect,
+    bench,
 )
-from skipless.cli.frame import app, main, run
+from skipless.cli.app import app, main, run
 
 __all__ = [
     "app",
+    "bench",
     "data",
-    "experiments",
-    "exporting",
-    "finetuning",
+    "evaluate",
+    "export",
+    "finetune",
+    "generate",
+    "inspect",
     "main",
-    "measuring",
+    "report",
+    "reproduce",
     "run",
-    "training",
-    "using",
+    "sweep",
+    "train",
 ]

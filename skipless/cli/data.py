@@ -1,11 +1,29 @@
-"""`skipless data build` and `skipless data show`."""
+"""`skipless data build` and `skipless data show`: text as models read it."""
 
 import json
-from typing import Annotated
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipless.cli.frame import CacheOption, ConfigOption, CorpusOption, JsonOption, SetOption, app, resolve, set_corpora
+from skipless.cli.app import app
+from skipless.cli.options import (
+    CacheOption,
+    ConfigOption,
+    CorpusOption,
+    JsonOption,
+    NumSamplesOption,
+    RecipeOption,
+    SeqLenOption,
+    SetOption,
+    SourceOption,
+    resolve,
+    set_corpora,
+)
+from skipless.cli.renamed import renamed
+
+if TYPE_CHECKING:
+    from skipless.config.run import DataConfig
 
 data_app = typer.Typer(
     help="Prepare text for training and look at it.", no_args_is_help=True, rich_markup_mode="markdown"
@@ -15,11 +33,10 @@ app.add_typer(data_app, name="data")
 
 @data_app.command("build")
 def data_build(
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose data.")] = "laptop",
+    recipe: RecipeOption = "laptop",
     config: ConfigOption = None,
-    source: Annotated[
-        str | None, typer.Option(help="python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field.")
-    ] = None,
+    source: SourceOption = None,
+    seq_len: SeqLenOption = None,
     corpus: CorpusOption = None,
     settings: SetOption = None,
     rebuild: Annotated[bool, typer.Option("--rebuild", help="Build again what is there already.")] = False,
@@ -32,42 +49,54 @@ def data_build(
 
     - `skipless data build`
 
-    - `skipless data build --source 'jsonl:books.jsonl.zst#text' --set data.vocab_size=8192`
+    - `skipless data build --source 'jsonl:books.jsonl.zst#text' --seq-len 256`
     """
-    from rich.console import Console
-
-    from skipless import display
     from skipless.data import prepare
-    from skipless.progress import TrainView
+    from skipless.terminal.console import Console
+    from skipless.terminal.runs import show_corpus
+    from skipless.terminal.train_view import TrainView
 
-    set_corpora(corpus)
-    cfg = resolve(recipe, config, None, {"data.source": source}, settings)
+    cfg = _data(recipe, config, source, seq_len, corpus, settings)
     view = TrainView(Console(stderr=as_json))
-    built = prepare(cfg.data, cache_dir=cache_dir, progress=view.data, rebuild=rebuild)
-    print(json.dumps({"path": str(built.path), **built.info})) if as_json else display.show_corpus(built)
+    built = prepare(cfg, cache_dir=cache_dir, progress=view.data, rebuild=rebuild)
+    print(json.dumps({"path": str(built.path), **built.info})) if as_json else show_corpus(built)
 
 
-@data_app.command("show")
+@data_app.command("show", cls=renamed({"--rows": "--num-samples"}))
 def data_show(
-    recipe: Annotated[str, typer.Option("--recipe", "-r", help="Whose data.")] = "laptop",
+    recipe: RecipeOption = "laptop",
     config: ConfigOption = None,
-    source: Annotated[
-        str | None, typer.Option(help="python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field.")
-    ] = None,
+    source: SourceOption = None,
+    seq_len: SeqLenOption = None,
     corpus: CorpusOption = None,
     settings: SetOption = None,
-    rows: Annotated[int, typer.Option(help="Training sequences to show.", min=0)] = 2,
+    num_samples: NumSamplesOption = 2,
     cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
 ) -> None:
     """Show what a prepared corpus holds: counts, and a few sequences as the model sees them.
 
     Examples:
 
-    - `skipless data show --rows 3`
+    - `skipless data show --num-samples 3`
     """
-    from skipless import display
     from skipless.data import prepare
+    from skipless.terminal.runs import corpus_samples, show_corpus
 
+    built = prepare(_data(recipe, config, source, seq_len, corpus, settings), cache_dir=cache_dir)
+    if as_json:
+        print(json.dumps({"path": str(built.path), **built.info, "samples": corpus_samples(built, num_samples)}))
+    else:
+        show_corpus(built, num_samples)
+
+
+def _data(
+    recipe: str,
+    config: Path | None,
+    source: str | None,
+    seq_len: int | None,
+    corpus: list[str] | None,
+    settings: list[str] | None,
+) -> "DataConfig":
     set_corpora(corpus)
-    cfg = resolve(recipe, config, None, {"data.source": source}, settings)
-    display.show_corpus(prepare(cfg.data, cache_dir=cache_dir), rows)
+    return resolve(recipe, config, None, {"data.source": source, "data.seq_len": seq_len}, settings).data

@@ -1,27 +1,29 @@
 """Prepare a corpus: read, drop repetitions, split, train a tokeniser, tokenise, and keep the result in a cache."""
 
-import hashlib
-import json
 import os
 import platform
 from collections import deque
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import contextmanager
 from dataclasses import dataclass
+from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
 import numpy as np
 import tokenizers
 
-import skipless
-from skipless.config import DataConfig
-from skipless.data import cache
+from skipless.config.run import DataConfig
 from skipless.data.documents import Counts, Document, Piece, Seen, Split, distinct, pieces, seen_on_disk, split_of
 from skipless.data.sources import Source, open_source
 from skipless.data.tokenizer import TRAINERS, Tokenizer, fetch, train
 from skipless.data.tokens import Tokens
-from skipless.errors import UserError
+from skipless.errors import UserError, user_path
+from skipless.storage.files import replaced_folder
+from skipless.storage.hashing import hash_text, hash_value
+from skipless.storage.lock import FolderLock
+from skipless.storage.manifest import Damaged, FileEntry, Manifest
 
 Progress = Callable[[str, int, int | None], None]
 """Called with what is being done, how much of it is done, and how much there is if that is known (both in bytes)."""
@@ -29,6 +31,9 @@ Progress = Callable[[str, int, int | None], None]
 FORMAT = 2
 BATCH = 2**20
 """Characters that are tokenised at a time."""
+
+SAMPLED_FROM = 256 * 2**20
+"""Bytes from which a file is not read whole when it is opened again, but checked by samples."""
 
 _SPLITS: tuple[Split, ...] = ("train", "valid")
 _AHEAD = 2
@@ -47,15 +52,16 @@ class Corpus:
     @property
     def fingerprint(self) -> str:
         """A hash of the data: the same wherever and whenever the same tokens were made."""
-        hashes = {name: record["sha256"] for name, record in sorted(self.info["files"].items())}
-        return hashlib.sha256(json.dumps(hashes).encode()).hexdigest()
+        return hash_value({name: entry["sha256"] for name, entry in self.info["files"].items()})
 
     @classmethod
     def open(cls, path: Path, cfg: DataConfig) -> Self:
-        """Open a finished folder; raises `cache.Damaged` if a file is not as it was written."""
-        info = cache.verify(path)
-        if info["format"] != FORMAT:
-            raise cache.Damaged(f"it has format {info['format']}, and this version reads {FORMAT}")
+        """Open a finished folder; raises Damaged if a file is not as it was written."""
+        manifest = Manifest.read(path)
+        info = manifest.content()
+        if info.get("format") != FORMAT:
+            raise Damaged(f"it has format {info.get('format')}, and this version reads {FORMAT}")
+        manifest.verify(path, "samples")
         parts = {
             split: Tokens(
                 path / f"{split}.bin",
@@ -74,7 +80,7 @@ def prepare(
 ) -> Corpus:
     """The corpus of a configuration: from the cache if it is there and intact, else built.
 
-    The cache is `cache_dir`, or `$SKIPLESS_CACHE`, or `~/.cache/skipless/data`. Memory holds a few batches and the
+    The cache is `cache_dir`, or what `default_cache_dir` says. Memory holds a few batches and the
     largest document, whatever the size of the corpus. Of several processes that want the same corpus, one builds.
     """
     report = progress or _silent
@@ -82,10 +88,10 @@ def prepare(
     folder = Path(cache_dir or default_cache_dir()) / plan.key
     corpus = None if rebuild else _reopen(folder, cfg, _silent)
     if corpus is None:
-        with cache.locked(folder.with_name(f"{plan.key}.lock"), lambda: report("wait for another process", 0, None)):
+        with _only_builder(folder, report):
             corpus = None if rebuild else _reopen(folder, cfg, report)
             if corpus is None:
-                with cache.staged(folder) as stage:
+                with replaced_folder(folder) as stage:
                     _build(plan, stage, report)
                 corpus = Corpus.open(folder, cfg)
     _require_rows(corpus, cfg)
@@ -93,9 +99,30 @@ def prepare(
 
 
 def default_cache_dir() -> Path:
-    """`$SKIPLESS_CACHE`, or `~/.cache/skipless/data`."""
+    """`$SKIPLESS_CACHE`, or `$XDG_CACHE_HOME/skipless/data`, or `~/.cache/skipless/data`."""
     named = os.environ.get("SKIPLESS_CACHE")
-    return Path(named).expanduser() if named else Path.home() / ".cache" / "skipless" / "data"
+    if named:
+        return user_path(named)
+    general = os.environ.get("XDG_CACHE_HOME", "")
+    caches = Path(general) if Path(general).is_absolute() else user_path("~") / ".cache"  # a relative one is invalid
+    return caches / "skipless" / "data"
+
+
+@contextmanager
+def _only_builder(folder: Path, report: Progress) -> Iterator[None]:
+    """Wait until no other process builds `folder`. Its lock lies beside it, for the folder itself is replaced."""
+    beside = folder.with_name(f"{folder.name}.lock")
+    lock = FolderLock(folder, file=beside, on_wait=lambda: report("wait for another process", 0, None))
+    try:
+        lock.acquire()
+    except OSError as error:
+        raise UserError(
+            f"cache folder {str(folder.parent)!r} cannot be written ({error.strerror}); $SKIPLESS_CACHE names another"
+        ) from None
+    try:
+        yield
+    finally:
+        lock.release()
 
 
 def _silent(stage: str, done: int, total: int | None) -> None:
@@ -107,7 +134,7 @@ def _reopen(folder: Path, cfg: DataConfig, report: Progress) -> Corpus | None:
         return None
     try:
         return Corpus.open(folder, cfg)
-    except cache.Damaged as error:
+    except Damaged as error:
         report(f"rebuild: {error}", 0, None)
         return None
 
@@ -140,7 +167,7 @@ class _Plan:
         tokenizer = None if cfg.tokenizer in TRAINERS else fetch(cfg.tokenizer)
         fingerprints = _fingerprints(source, valid_source)
         matters = {"format": FORMAT, "fingerprints": fingerprints, **_what_matters(cfg, tokenizer)}
-        key = hashlib.sha256(json.dumps(matters, sort_keys=True).encode()).hexdigest()[:32]
+        key = hash_value(matters)[:32]
         return cls(cfg, source, valid_source, tokenizer, fingerprints, key)
 
     def documents(self, seen: Seen, counts: Counts) -> Iterator[tuple[Split, Document]]:
@@ -174,7 +201,7 @@ def _what_matters(cfg: DataConfig, tokenizer: Tokenizer | None) -> dict[str, Any
     if tokenizer is not None:
         for name in ("vocab_size", "lowercase", "tokenizer_bytes"):
             del fields[name]
-        fields["tokenizer"] = hashlib.sha256(tokenizer.to_json().encode()).hexdigest()
+        fields["tokenizer"] = hash_text(tokenizer.to_json())
     return fields
 
 
@@ -193,7 +220,7 @@ def _build(plan: _Plan, stage: Path, report: Progress) -> None:
     _require_documents(plan.cfg, writers, counts)
     if _fingerprints(plan.source, plan.valid_source) != plan.fingerprints:
         raise UserError(f"source {plan.cfg.source!r} changed while it was read; prepare it again")
-    manifest = {
+    about = {
         "format": FORMAT,
         "key": plan.key,
         "config": plan.cfg.model_dump(),
@@ -204,12 +231,14 @@ def _build(plan: _Plan, stage: Path, report: Progress) -> None:
         "empty": counts.empty,
         "splits": {split: writer.counts() for split, writer in writers.items()},
         "versions": {
-            "skipless": skipless.__version__,
+            "skipless": version("skipless"),
             "tokenizers": tokenizers.__version__,
             "python": platform.python_version(),
         },
     }
-    cache.write_manifest(stage, manifest, ["train.bin", "valid.bin", "tokenizer.json"])
+    names = ("train.bin", "valid.bin", "tokenizer.json")
+    files = {name: FileEntry.of(stage / name, sampled_from=SAMPLED_FROM) for name in names}
+    Manifest(about, files).write(stage)
 
 
 def _dtype(tokenizer: Tokenizer) -> str:

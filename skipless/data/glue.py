@@ -14,9 +14,10 @@ from typing import Any
 
 import numpy as np
 
-from skipless.data.sources import first_line, optional
+from skipless.config.reading import read_bytes
+from skipless.data.sources import optional
 from skipless.data.tokenizer import Tokenizer
-from skipless.errors import UserError, did_you_mean, unknown
+from skipless.errors import UserError, did_you_mean, first_line, unknown, user_path
 
 BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
@@ -168,7 +169,7 @@ def read_task(source: Path | str, task: Task) -> TaskData:
     text = str(source)
     if text.startswith("hf:"):
         return _read_hub(text.removeprefix("hf:"), task)
-    folder = Path(source).expanduser() / task.folder
+    folder = user_path(str(source)) / task.folder
     if not folder.is_dir():
         raise UserError(f"{task.name}: there is no folder {str(folder)!r}{_near(folder)}")
     tests = {name: folder / file for name, file in task.test.items()}
@@ -214,15 +215,14 @@ def read_tsv(path: Path, task: Task, *, labelled: bool = True) -> Examples:
 
 def _lines(path: Path) -> list[str]:
     """Lines end with a newline, or a carriage return and one; Unicode's other line breaks belong to the text."""
+    if not path.exists():
+        raise UserError(f"{path} is missing{_near(path)}")
+    data = read_bytes(path)
     try:
-        text = path.read_bytes().decode("utf-8-sig")
-    except FileNotFoundError:
-        raise UserError(f"{path} is missing{_near(path)}") from None
+        text = data.decode("utf-8-sig")
     except UnicodeDecodeError as error:
-        row = path.read_bytes()[: error.start].count(b"\n") + 1
+        row = data[: error.start].count(b"\n") + 1
         raise UserError(f"{path}, row {row}: not UTF-8") from None
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
     if not text.strip():
         raise UserError(f"{path} is empty")
     lines = [line.removesuffix("\r") for line in text.split("\n")]

@@ -4,7 +4,7 @@ from collections.abc import Iterable
 
 import numpy as np
 
-from skipless.data.draws import mix, uniform
+from skipless.data.counter_rng import mix, uniform
 from skipless.errors import UserError
 
 IGNORED = -100

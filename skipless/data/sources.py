@@ -15,7 +15,8 @@ from importlib import import_module
 from pathlib import Path
 from typing import Any
 
-from skipless.errors import MissingExtra, UserError, did_you_mean, unknown
+from skipless.config.reading import Unreadable, read_bytes
+from skipless.errors import MissingExtra, UserError, did_you_mean, first_line, unknown, user_path
 
 
 class Source(ABC):
@@ -31,6 +32,10 @@ class Source(ABC):
     def total_bytes(self) -> int | None:
         """About how many bytes the documents have, where that is cheap to know."""
         return None
+
+    def check(self) -> None:
+        """A UserError where there is nothing to read, as far as a look at the first document tells."""
+        next(iter(self), None)
 
 
 class PythonStdlib(Source):
@@ -130,6 +135,9 @@ class Hub(Source):
         except Exception as error:  # datasets raises a dozen kinds, all of them about the name or the network
             raise UserError(f"source 'hf:{self.name}' cannot be opened: {first_line(error)}") from error
 
+    def check(self) -> None:
+        """Nothing: what was prepared once is used without a network."""
+
     def fingerprint(self) -> str:
         """The name of the data set, its configuration, split and field."""
         return _hash([("hf", self.dataset, self.config, self.split, self.field)])
@@ -199,11 +207,6 @@ def optional(module: str, extra: str, purpose: str) -> Any:
         raise MissingExtra(module, extra, purpose) from None
 
 
-def first_line(error: Exception) -> str:
-    """What an error of another library says, in a line."""
-    return (str(error).strip() or type(error).__name__).splitlines()[0]
-
-
 def _field(record: dict[str, Any], field: str, where: str) -> str:
     if field not in record:
         raise UserError(f"{where}: no field {field!r}; fields: {', '.join(record)}{did_you_mean(field, record)}")
@@ -228,9 +231,9 @@ def _stamps(kind: str, pattern: str) -> Iterator[tuple[Any, ...]]:
 
 def _read(path: Path) -> str:
     try:
-        return path.read_bytes().decode("utf-8", errors="replace")
-    except OSError as error:
-        raise UserError(f"{path} cannot be read: {error.strerror}") from None
+        return read_bytes(path).decode("utf-8", errors="replace")
+    except Unreadable as error:
+        raise UserError(f"{path} cannot be read: {error.reason}") from None
 
 
 def _entries(folder: Path) -> list[os.DirEntry[str]]:
@@ -255,7 +258,7 @@ def _tree(folder: Path, skipped: set[str]) -> Iterator[Path]:
 
 def _matching(pattern: str) -> Iterator[Path]:
     """The files that a glob matches, in a fixed order; unlike `sorted(glob(...))` the list is never held."""
-    path = Path(pattern).expanduser()
+    path = user_path(pattern)
     found = False
     for match in [path] if path.is_file() else _glob(Path(path.anchor), path.relative_to(path.anchor).parts):
         found = True

@@ -10,7 +10,9 @@ import numpy as np
 import tokenizers
 from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
-from skipless.errors import UserError, did_you_mean, unknown
+from skipless.config.reading import Unreadable, check_regular, read_text
+from skipless.errors import UserError, did_you_mean, unknown, user_path
+from skipless.storage.files import write_text
 
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]
@@ -83,17 +85,18 @@ class Tokenizer:
 
     def save(self, path: Path | str) -> None:
         """Write `tokenizer.json`, which the `tokenizers` and `transformers` libraries read too."""
-        Path(path).write_text(self.to_json(), encoding="utf-8")
+        write_text(path, self.to_json())
 
     @classmethod
     def load(cls, path: Path | str) -> Self:
         """Read a `tokenizer.json`, or the one in a folder."""
         path = Path(path)
         path = path / "tokenizer.json" if path.is_dir() else path
+        check_regular(path)
         try:
-            text = path.read_text(encoding="utf-8")
-        except (OSError, UnicodeDecodeError) as error:
-            raise UserError(f"tokenizer {str(path)!r} cannot be read: {error}") from None
+            text = read_text(path)
+        except Unreadable as error:
+            raise UserError(f"tokenizer {str(path)!r} cannot be read: {error.reason}") from None
         try:
             backend = tokenizers.Tokenizer.from_str(text)
         except Exception as error:  # the library raises bare Exception
@@ -148,9 +151,9 @@ def _wordpiece(vocab: dict[str, int], normalizer: normalizers.Normalizer) -> tok
 def read_vocabulary(path: Path) -> Tokenizer:
     """BERT's `vocab.txt`, a word a line; text is lower-cased where no word of it has an upper-case letter."""
     try:
-        words = path.read_text(encoding="utf-8").split("\n")
-    except (OSError, UnicodeDecodeError) as error:
-        raise UserError(f"vocabulary {str(path)!r} cannot be read: {error}") from None
+        words = read_text(path).split("\n")
+    except Unreadable as error:
+        raise UserError(f"vocabulary {str(path)!r} cannot be read: {error.reason}") from None
     vocab = {word.removesuffix("\r"): number for number, word in enumerate(words) if word.strip()}
     missing = [name for name in BERT_SPECIALS if name not in vocab]
     if missing:
@@ -185,6 +188,22 @@ TRAINERS: dict[str, Callable[[Callable[[], Iterator[str]], int, bool], tokenizer
 """The kinds of tokeniser that can be trained."""
 
 
+LONGEST_WORD = 1000
+"""Characters between spaces, or of spaces, that a tokeniser is trained on in one piece."""
+
+_LONG_RUN = re.compile(rf"\S{{{LONGEST_WORD}}}(?=\S)|\s{{{LONGEST_WORD}}}(?=\s)")
+
+
+def bounded_words(texts: Iterable[str]) -> Iterator[str]:
+    """The texts, cut inside words that are too long: to learn from one takes time with the square of its length."""
+    for text in texts:
+        start = 0
+        for run in _LONG_RUN.finditer(text):
+            yield text[start : run.end()]
+            start = run.end()
+        yield text[start:]
+
+
 def train(kind: str, texts: Callable[[], Iterator[str]], *, vocab_size: int, lowercase: bool = False) -> Tokenizer:
     """Train a tokeniser; `texts()` starts the texts from the beginning each time it is called.
 
@@ -193,12 +212,12 @@ def train(kind: str, texts: Callable[[], Iterator[str]], *, vocab_size: int, low
     """
     if kind not in TRAINERS:
         raise unknown("kind of tokenizer", kind, TRAINERS)
-    return Tokenizer(TRAINERS[kind](texts, vocab_size, lowercase))
+    return Tokenizer(TRAINERS[kind](lambda: bounded_words(texts()), vocab_size, lowercase))
 
 
 def fetch(name: str) -> Tokenizer:
     """An existing tokeniser: a `tokenizer.json` or its folder, BERT's `vocab.txt`, or a name on the hub."""
-    path = Path(name).expanduser()
+    path = user_path(name)
     if path.exists():
         return read_vocabulary(path) if path.suffix == ".txt" else Tokenizer.load(path)
     kinds = f"allowed: {', '.join(TRAINERS)}, the path of a tokenizer.json or vocab.txt, a name on the Hugging Face hub"

@@ -5,7 +5,7 @@ from typing import Literal
 
 import numpy as np
 
-from skipless.data.draws import mix, permute
+from skipless.data.counter_rng import mix, permute
 from skipless.errors import UserError
 
 

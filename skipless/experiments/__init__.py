@@ -1,1 +1,1 @@
-"""Experiments: recipes, figures and reports. The library never imports them."""
+"""Experiments: runs, claims, verdicts and reports. The library never imports them."""

@@ -11,13 +11,13 @@ and written from it on any machine, without training.
 
 import gzip
 import json
-import shutil
 from pathlib import Path
 from typing import Any
 
-from skipless.atomic import STAGING_PREFIX, staged_folder, to_json
-from skipless.experiments.shelf import run_name, state
+from skipless.config.reading import read_json
+from skipless.experiments.run_index import completion, run_name
 from skipless.runs import Run
+from skipless.storage.files import remove_abandoned, replaced_folder, to_json
 
 KEPT = ("config", "versions", "machine", "data")
 """What is kept of config.json."""
@@ -27,21 +27,20 @@ RESULTS = ("glue.json", "glue-from-scratch.json")
 
 def archive(run: Run, folder: Path) -> bool:
     """Put a finished run into the archive, unless it is there as it is; says whether anything was written."""
-    if not state(run).finished:
+    if not completion(run).finished:
         return False
     files = {"config.json": to_json({key: run.info()[key] for key in KEPT}).encode(), "metrics.jsonl.gz": _metrics(run)}
     for name in RESULTS:
         path = run.folder / name
         if path.exists():
-            files[name] = to_json(json.loads(path.read_text(encoding="utf-8"))).encode()
+            files[name] = to_json(read_json(path)).encode()
     place = folder / run_name(run.config())
     if place.exists() and all((place / name).exists() and (place / name).read_bytes() == files[name] for name in files):
+        remove_abandoned(place)
         return False
-    old = place.with_name(f"{STAGING_PREFIX}{place.name}-old")
-    with staged_folder(place, set_aside=old) as stage:
+    with replaced_folder(place) as stage:
         for name, content in files.items():
             (stage / name).write_bytes(content)
-    shutil.rmtree(old, ignore_errors=True)
     return True
 
 

@@ -10,6 +10,6 @@ ORDER = (
     *("fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "tab1", "tab2", "fig8", "vp-lr", "schedule", "matrix"),
     *("mlp-gain", "tied", "gains", "preln-identity", "first-value", "mlp-skipless", "languini"),
 )
-"""Of the paper."""
+"""The paper's experiments, in its order."""
 
 EXPERIMENTS = {id: REGISTERED[id] for id in (*ORDER, *(id for id in REGISTERED if id not in ORDER))}

@@ -1,7 +1,8 @@
-"""Experiments of our own: how strong the baseline is, and what the learning rates were chosen by.
+"""Experiments of our own: how strong the baseline is, what the rates were chosen by, how the gap goes with scale.
 
 The paper compares its blocks with Pre-LN at 18 layers of width 768. Of a laptop's models it says nothing, so what they
-are trained with, and whether Pre-LN is given its best, has to be found out: `baseline` and `rates`.
+are trained with, and whether Pre-LN is given its best, has to be found out: `baseline` and `rates`. `trend` asks how
+much of what comes out belongs to the small scale.
 """
 
 import statistics
@@ -12,8 +13,8 @@ from skipless.experiments.claims import Claim
 from skipless.experiments.evidence import Evidence
 from skipless.experiments.experiment import Configs, experiment
 from skipless.experiments.outcome import Plot, Series
-from skipless.experiments.recipes import Scale
-from skipless.experiments.series import swept_plot
+from skipless.experiments.report.series import swept_plot
+from skipless.experiments.scale import Scale
 
 
 def rate(position: float) -> float:
@@ -111,16 +112,36 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
     "decoder": {
         "pre-ln": (1, 1.5, 2),
         "parallel": (1, 1.5, 2, 2.5),
-        "v-skipinit": (-1, 0, 1),
-        "sas": (1, 1.5, 2),
+        "v-skipinit": (-1, -0.5, 0, 0.5, 1),
+        "sas": (1, 1.5, 2, 2.5, 3),
         "sas-p": (1, 1.5, 2, 2.5),
         "sas-p-nonorm": (1, 1.5),  # at 2 its loss is not finite after some steps
-        "sas-dense-orthogonal": (-1, 0, 1),
-        "sas-orthogonal-1": (-1, 0, 1),
-        "sas-identity-1": (-1, 0, 1),
-        "sas-no-mlp-skip": (-3, -2, -1, 0),
-        "sas-no-mlp-skip-0.2": (-2, -1),
-        "sas-no-mlp-skip-0.8": (-2, -1),
+        "sas-dense-orthogonal": (-1, -0.5, 0, 0.5, 1),
+        "sas-orthogonal-1": (-1, -0.5, 0, 0.5, 1),
+        "sas-identity-1": (-1, -0.5, 0, 0.5, 1),
+        "sas-no-mlp-skip": (-3, -2.5, -2, -1.5, -1, 0),
+        "sas-no-mlp-skip-0.2": (-3, -2.5, -2, -1.5, -1),
+        "sas-no-mlp-skip-0.8": (-3, -2.5, -2, -1.5, -1),
+    },
+    "deep": {
+        "pre-ln": (0, 1, 2),
+        "v-skipinit": (-2, -1, 0),
+        "sas": (0, 1, 2),
+        "sas-p": (0, 1, 2),
+    },
+    "books": {
+        "pre-ln": (1, 1.5, 2),
+        "parallel": (1, 1.5, 2),
+        "sas": (1, 1.5, 2),
+        "sas-p": (1, 1.5, 2),
+    },
+    "encoder": {
+        "pre-ln": (1, 1.5, 2),
+        "parallel": (1, 1.5, 2),
+        "v-skipinit": (0, 1, 2),
+        "sas": (2, 2.5, 3),
+        "sas-p": (2, 2.5, 3),
+        "sas-p-nonorm": (1, 1.5, 2),
     },
 }
 """Kind of run → block → positions on the grid of rates: steps of 2 (whole numbers), then of √2 around the best."""
@@ -273,6 +294,7 @@ def _trend_plots(scale: Scale, evidence: Evidence) -> list[Plot]:
     _trend_configs,
     _trend_plots,
     own=True,
+    most_seeds=lambda scale, label: 1 if "× 10" in label or "width 256" in label else 3,
 )
 def _trend(scale: Scale) -> list[Claim]:
     return []

@@ -1,7 +1,6 @@
 """Runs as evidence: what was measured in each, by label and seed, and the time that a token takes."""
 
 import itertools
-import json
 import math
 import statistics
 from collections.abc import Iterable, Mapping, Sequence
@@ -9,16 +8,17 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from skipless.config import RunConfig
-from skipless.experiments.report import is_finished
+from skipless.config.run import RunConfig
+from skipless.experiments.report.summary import is_finished
 from skipless.experiments.timings import NO_TIMINGS, Timings
 from skipless.runs import Run
+from skipless.tasks.glue_results import read_results
 
 TAIL = 0.05
 """The share of the training over whose end a training loss is averaged."""
 
 SETTLED = 0.1
-"""The share of a training that is left out where curves are compared: until then they are those of single words."""
+"""The share of a run that is left out where curves are compared: the first losses mostly show word frequencies."""
 
 
 @dataclass(frozen=True)
@@ -39,7 +39,7 @@ class History:
     def read(cls, run: Run) -> "History":
         """The history in a run's folder."""
         paths = [run.folder / f"{name}.json" for name in ("glue", "glue-from-scratch")]
-        glue, scratch = (json.loads(path.read_text(encoding="utf-8")) if path.exists() else None for path in paths)
+        glue, scratch = (read_results(path) if path.exists() else None for path in paths)
         return cls(run.config(), tuple(run.metrics()), run, glue, scratch)
 
     def having(self, key: str) -> list[Mapping[str, Any]]:

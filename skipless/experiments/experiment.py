@@ -5,13 +5,13 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from skipless.config import RunConfig
+from skipless.config.run import RunConfig
 from skipless.experiments.claims import Claim
 from skipless.experiments.evidence import Evidence, History
 from skipless.experiments.outcome import Finding, Plot
-from skipless.experiments.recipes import Scale
-from skipless.experiments.report import different_data
-from skipless.experiments.shelf import Shelf, with_seed
+from skipless.experiments.report.summary import different_data
+from skipless.experiments.run_index import RunIndex, with_seed
+from skipless.experiments.scale import Scale
 
 MANY = 16
 """More seeds than anybody trains."""
@@ -21,12 +21,12 @@ Configs = dict[str, RunConfig]
 
 @dataclass(frozen=True)
 class Experiment:
-    """A figure or table of the paper."""
+    """A figure or table of the paper, or a check of our own."""
 
     id: str
     title: str
     paper: str
-    """What the paper found."""
+    """What the paper found; for a check of our own, what is asked."""
     configs: Callable[[Scale], Configs]
     """The labelled runs at a scale; a seed is added to each by whoever runs them."""
     claims: Callable[[Scale], Sequence[Claim]]
@@ -34,7 +34,7 @@ class Experiment:
     on_glue: bool = False
     """Whether its models are fine-tuned as well."""
     most_seeds: Callable[[Scale, str], int] = lambda scale, label: MANY
-    """Of a label: a grid needs one."""
+    """How many seeds of a label are trained at most: a grid of rates needs one."""
     own: bool = False
     """Whether it is a check of ours rather than the paper's."""
 
@@ -48,7 +48,7 @@ class Experiment:
 
 
 EXPERIMENTS: dict[str, Experiment] = {}
-"""By id, in the paper's order."""
+"""By id, as they register; `catalogue.EXPERIMENTS` has them in the paper's order."""
 
 
 def experiment(
@@ -70,21 +70,21 @@ def experiment(
 
 def find(name: str, scale: str, folder: Path) -> Finding:
     """What the runs in a folder say of an experiment, with as many seeds as there are."""
-    where, shelf = Scale(scale), Shelf(folder)
-    found = [seed for _, seed, cfg in EXPERIMENTS[name].runs(where, MANY) if shelf.find(cfg).exists]
+    where, index = Scale(scale), RunIndex(folder)
+    found = [seed for _, seed, cfg in EXPERIMENTS[name].runs(where, MANY) if index.find(cfg).exists]
     seeds = max(found, default=-1) + 1
     again = f"skipless reproduce {name} --scale {scale} --seeds {max(seeds, 1)}"
-    return judge(EXPERIMENTS[name], where, seeds, shelf, again)
+    return judge(EXPERIMENTS[name], where, seeds, index, again)
 
 
-def judge(experiment: Experiment, scale: Scale, seeds: int, shelf: Shelf, command: str) -> Finding:
+def judge(experiment: Experiment, scale: Scale, seeds: int, index: RunIndex, command: str) -> Finding:
     """What the runs of some seeds say of an experiment."""
     histories: dict[str, dict[int, History]] = {}
     for label, seed, cfg in experiment.runs(scale, seeds):
-        run = shelf.find(cfg)
+        run = index.find(cfg)
         if run.exists:
             histories.setdefault(label, {})[seed] = History.read(run)
-    evidence = Evidence.timed(histories, shelf.timings)
+    evidence = Evidence.timed(histories, index.timings)
     return Finding(
         id=experiment.id,
         title=experiment.title,

@@ -12,10 +12,7 @@ system frees when it dies, and trials are handed out under one lock for the whol
 whose lock is free has been left behind, and whoever asks next takes it over.
 """
 
-import fcntl
-import hashlib
 import itertools
-import math
 import time
 import warnings
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -24,98 +21,27 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-import yaml
-
-from skipless.atomic import IN_USE, RunLock, is_locked, make_folder, write_json
-from skipless.config import YAML_ERRORS, RunConfig
-from skipless.display import MARKS, group_colours, pyplot
-from skipless.errors import MissingExtra, UserError
+from skipless.analysis.plotting import MARKS, group_colours, pyplot
+from skipless.config.reading import read_bytes
+from skipless.config.run import RunConfig
+from skipless.errors import MissingExtra, UserError, first_line
 from skipless.experiments.evidence import History
-from skipless.experiments.recipes import recipe
-from skipless.experiments.shelf import Shelf, run_key, state
-from skipless.train import NonFinite, Observer, Trainer, train
+from skipless.experiments.run_index import RunIndex, completion, run_key, tidy
+from skipless.experiments.sweep_axes import Axis
+from skipless.recipes import recipe
+from skipless.storage.files import make_folder, write_json
+from skipless.storage.hashing import hash_text
+from skipless.storage.lock import FolderLock, InUse, is_locked
+from skipless.training.observer import Observer
+from skipless.training.stopping import NonFinite
+from skipless.training.train import train
+from skipless.training.trainer import Trainer
 
 WAIT = 0.5
 """Seconds between two looks at what other workers are doing."""
 
 PRUNE_AFTER = 0.25
 """Share of the budget before which no trial is given up."""
-
-
-# --------------------------------------------------------------------------------- axes
-
-
-@dataclass(frozen=True)
-class Axis:
-    """A key and the values it is to take: some, or a range."""
-
-    key: str
-    values: tuple[Any, ...] = ()
-    low: float = 0.0
-    high: float = 0.0
-    kind: str = "grid"
-
-    @property
-    def numeric(self) -> bool:
-        """Whether a range, or a grid of numbers."""
-        return self.kind != "grid" or all(isinstance(v, int | float) and not isinstance(v, bool) for v in self.values)
-
-    def suggest(self, trial: Any) -> None:
-        """Have Optuna choose a value, unless the trial has one."""
-        if self.kind == "int":
-            trial.suggest_int(self.key, int(self.low), int(self.high))
-        elif self.kind in ("log", "lin"):
-            trial.suggest_float(self.key, self.low, self.high, log=self.kind == "log")
-        elif self.numeric:  # as a range, for then a later sweep may have other values
-            trial.suggest_float(self.key, min(self.values), max(self.values))
-        else:
-            trial.suggest_categorical(self.key, self.values)
-
-    def restore(self, value: Any) -> Any:
-        """The value as it was given: Optuna makes numbers floats."""
-        whole = isinstance(value, float) and value.is_integer() and any(isinstance(v, int) for v in self.values)
-        return int(value) if whole else value
-
-
-RANGES = ("log", "lin", "int")
-
-
-def parse_axis(text: str) -> Axis:
-    """`train.lr=1e-3,3e-3`, or a range: `train.lr=log:1e-4:1e-2`, `train.clip=lin:0.5:2`, `model.n_layer=int:2:12`."""
-    key, equals, rest = text.partition("=")
-    if not equals or not key.strip() or not rest.strip():
-        raise UserError(f"--over takes KEY=VALUE,VALUE,… or KEY=log:LOW:HIGH (also lin, int), got {text!r}")
-    kind, *bounds = rest.split(":")
-    if kind in RANGES:
-        return _range(key.strip(), kind, bounds, text)
-    try:
-        values = tuple(_number(yaml.safe_load(part)) for part in rest.split(","))
-    except YAML_ERRORS:
-        raise UserError(f"--over {text!r}: a value is not valid YAML") from None
-    if any(isinstance(value, dict | list) for value in values):
-        raise UserError(f"--over {text!r}: values are numbers, words, true, false or null")
-    return Axis(key.strip(), tuple(dict.fromkeys(values)))
-
-
-def _number(value: Any) -> Any:
-    """YAML takes 1e-3, which has no point, for a word."""
-    try:
-        return float(value) if isinstance(value, str) else value
-    except ValueError:
-        return value
-
-
-def _range(key: str, kind: str, bounds: list[str], text: str) -> Axis:
-    try:
-        low, high = (float(bound) for bound in bounds)
-    except ValueError:
-        raise UserError(f"--over {text!r}: a range has two numbers, as {key}={kind}:1:10") from None
-    if not (low < high and math.isfinite(low) and math.isfinite(high)) or (kind == "log" and low <= 0):
-        raise UserError(f"--over {text!r}: the first number must be below the second, and above 0 for log")
-    return Axis(key, low=low, high=high, kind=kind)
-
-
-# -------------------------------------------------------------------------------- worker
 
 
 class Pruned(Exception):
@@ -180,19 +106,21 @@ class Sweep:
     # ------------------------------------------------------------------------- storage
 
     def _open(self) -> dict[str, Any]:
-        optuna = import_optuna()
         make_folder(self.folder)
         path = self.folder / "journal.log"
-        journal = optuna.storages.journal
-        storage = optuna.storages.JournalStorage(journal.JournalFileBackend(str(path), lock_obj=FileLock(path)))
-        pruner = optuna.pruners.MedianPruner(n_startup_trials=2)
+        with self._waiting_lock("hand-out"), _damage_reported(path):
+            return self._open_studies(path)
+
+    def _open_studies(self, path: Path) -> dict[str, Any]:
+        optuna = import_optuna()
+        backend = optuna.storages.journal.JournalFileBackend(str(path), lock_obj=self._waiting_lock(path.name))
+        storage, pruner = optuna.storages.JournalStorage(backend), optuna.pruners.MedianPruner(n_startup_trials=2)
         studies = {}
-        with self._alone():
-            for block in self.blocks:
-                name = f"{self.recipe} {block}"
-                study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True, pruner=pruner)
-                self._check_same(study, block)
-                studies[block] = study
+        for block in self.blocks:
+            name = f"{self.recipe} {block}"
+            study = optuna.create_study(storage=storage, study_name=name, load_if_exists=True, pruner=pruner)
+            self._check_same(study, block)
+            studies[block] = study
         return studies
 
     def _check_same(self, study: Any, block: str) -> None:
@@ -203,37 +131,35 @@ class Sweep:
         known = study.user_attrs.setdefault("base", base)
         study.set_user_attr("base", known)
         if known != base:
-            raise UserError(f"{self.folder} holds a sweep with other settings or other keys; give another --folder")
+            raise UserError(f"{self.folder} holds a sweep with other settings or other keys; choose another --output")
 
     def _defaults(self, block: str, keys: set[str]) -> dict[str, Any]:
         tree: Any = recipe(self.recipe, block).model_dump()
 
-        def look(path: str) -> Any:
+        def value_at(path: str) -> Any:
             value = tree
             for part in path.split("."):
                 value = value[part]
             return value
 
-        return {key: look(key) for key in keys}
+        return {key: value_at(key) for key in keys}
 
-    @contextmanager
-    def _alone(self) -> Iterator[None]:
-        lock = FileLock(self.folder / "hand-out")
-        lock.acquire()
-        try:
-            yield
-        finally:
-            lock.release()
+    def _waiting_lock(self, what: str) -> FolderLock:
+        """A lock of something in this folder, for which a worker waits.
+
+        Optuna's own locks are files that a killed worker leaves behind, to be taken for dead after half a minute.
+        """
+        return FolderLock(self.folder, file=self.folder / f".{what}.lock", on_wait=lambda: None)
 
     # ------------------------------------------------------------------------ handing out
 
-    def _claim(self) -> "tuple[str, Any, RunLock] | None":
+    def _claim(self) -> "tuple[str, Any, FolderLock] | None":
         """A trial that nobody is working on: one that was left behind, or a new one."""
-        with self._alone():
+        with self._waiting_lock("hand-out"):
             for block, study in self.studies.items():
                 trial = self._abandoned(block, study) or self._new(study)
                 if trial is not None:
-                    lock = RunLock(self._claim_folder(block, trial.number))
+                    lock = FolderLock(self._claim_folder(block, trial.number))
                     lock.acquire()
                     for axis in self.axes:
                         axis.suggest(trial)
@@ -241,7 +167,7 @@ class Sweep:
         return None
 
     def _claim_folder(self, block: str, number: int) -> Path:
-        name = hashlib.sha256(block.encode()).hexdigest()[:8]
+        name = hash_text(block)[:8]
         return self.folder / "claims" / f"{name}-{number}"
 
     def _abandoned(self, block: str, study: Any) -> Any:
@@ -296,7 +222,7 @@ class Sweep:
     def _do(self, block: str, trial: Any) -> None:
         optuna, study = import_optuna(), self.studies[block]
         cfg = self.config(block, self._restored(trial.params))
-        run = Shelf(self.runs).find(cfg)
+        run = RunIndex(self.runs).find(cfg)
         trial.set_user_attr("run", run.name)
         told = ", ".join(
             f"{key}={value:.4g}" if isinstance(value, float) else f"{key}={value}"
@@ -315,20 +241,19 @@ class Sweep:
         else:
             loss = History.read(run).tuning_loss
             study.tell(trial, loss)
-            self.message(f"{block}: trial {trial.number}: held-out loss {loss:.4f}")
+            self.message(f"{block}: trial {trial.number}: tuning loss {loss:.4f}")
 
     def _train(self, cfg: RunConfig, folder: Path, trial: Any) -> None:
         """Train the run of a trial, unless it is finished; if an experiment is at it, wait."""
         watcher = Reporter(self.observer, trial, self.prune)
         while True:
-            shelf = Shelf(self.runs)
-            if state(shelf.find(cfg)).finished:
+            run = RunIndex(self.runs).find(cfg)
+            if completion(run).finished:
+                tidy(run)
                 return
             try:
                 train(cfg, folder, resume=True, trackers=[], observer=watcher, cache_dir=self.cache_dir)
-            except UserError as error:
-                if IN_USE not in str(error):
-                    raise
+            except InUse:
                 time.sleep(WAIT)
 
     def _restored(self, params: Mapping[str, Any]) -> dict[str, Any]:
@@ -355,8 +280,8 @@ class Sweep:
     def best(self) -> dict[str, dict[str, dict[str, Any]]]:
         """Recipe → block → key → value, as recipes read it; of each block's finished trial with the lowest loss."""
         done = [point for point in self.results() if point.state == "complete"]
-        lowest = sorted(done, key=lambda point: -(point.loss or 0.0))  # the last of a block stays
-        return {self.recipe: {point.block: dict(point.values) for point in lowest}}
+        falling = sorted(done, key=lambda point: -(point.loss or 0.0))  # a block's last entry, the lowest, stays
+        return {self.recipe: {point.block: dict(point.values) for point in falling}}
 
     def write_best(self) -> Path:
         """Write `best.json`."""
@@ -366,7 +291,7 @@ class Sweep:
 
 
 class Reporter(Observer):
-    """Passes on what happens, reports held-out losses to a trial, and gives it up where that was asked for."""
+    """Passes on what happens, reports losses to a trial, and stops it where pruning was asked for."""
 
     def __init__(self, view: Observer, trial: Any, prune: bool) -> None:
         self.view, self.trial, self.prune = view, trial, prune
@@ -401,13 +326,28 @@ class Reporter(Observer):
         self.view.end()
 
 
+@contextmanager
+def _damage_reported(path: Path) -> Iterator[None]:
+    """A UserError where a journal does not tell of trials: Optuna replays it, and fails at whatever does not fit."""
+    try:
+        if path.exists():
+            read_bytes(path)  # Optuna would wait for a pipe
+        yield
+    except (UserError, OSError):
+        raise
+    except Exception as error:
+        raise UserError(
+            f"{str(path)!r} is damaged ({type(error).__name__}: {first_line(error)}); give another --output"
+        ) from error
+
+
 def _values(trial: Any) -> dict[str, Any]:
     """The values of a trial, also of one whose worker died before it had taken them."""
     return {**trial.system_attrs.get("fixed_params", {}), **trial.params}
 
 
 def plot_sweep(points: Sequence[Point], key: str, path: Path) -> Path:
-    """Final held-out loss over the values of a key, a line for each block through the best of each value."""
+    """Final tuning loss over the values of a key, a line for each block through the best of each value."""
     plt = pyplot()
     figure, axis = plt.subplots(figsize=(7, 4.5), layout="constrained")
     done = [point for point in points if point.state == "complete" and point.loss is not None]
@@ -422,7 +362,7 @@ def plot_sweep(points: Sequence[Point], key: str, path: Path) -> Path:
         axis.plot(list(lowest), list(lowest.values()), color=colour, marker=mark, label=block)
     if numeric and values and min(values) > 0 and max(values) >= 4 * min(values):
         axis.set_xscale("log")
-    axis.set(xlabel=key, ylabel="final held-out loss (nats per token)")
+    axis.set(xlabel=key, ylabel="final loss on the tuning rows (nats per token)")
     axis.grid(alpha=0.3)
     if blocks:
         axis.legend()
@@ -431,11 +371,8 @@ def plot_sweep(points: Sequence[Point], key: str, path: Path) -> Path:
     return path
 
 
-# -------------------------------------------------------------------------------- Optuna
-
-
 def import_optuna() -> Any:
-    """Optuna, which says nothing of itself."""
+    """Optuna, with its own messages reduced to warnings."""
     try:
         import optuna
     except ImportError:
@@ -449,23 +386,3 @@ def _sampler(seed: int) -> Any:
     with warnings.catch_warnings():  # that constant_liar, which keeps workers apart, may change some day
         warnings.simplefilter("ignore", optuna.exceptions.ExperimentalWarning)
         return optuna.samplers.TPESampler(seed=seed, constant_liar=True)
-
-
-class FileLock:
-    """What Optuna's journal wants of a lock, by one that the system frees when its holder dies.
-
-    Optuna's own locks are files that a killed worker leaves behind, to be taken for dead after half a minute.
-    """
-
-    def __init__(self, path: Path) -> None:
-        self.path = path.with_name(f".{path.name}.lock")
-
-    def acquire(self) -> bool:
-        """Wait for the lock."""
-        self.file = self.path.open("w")
-        fcntl.flock(self.file, fcntl.LOCK_EX)
-        return True
-
-    def release(self) -> None:
-        """Let it go."""
-        self.file.close()

@@ -4,17 +4,19 @@ The clock of a training that shared its cores measures the machine's other work.
 with these figures: tokens times the time of a token, both at the experiment's own size and at the paper's width.
 """
 
-import json
 import statistics
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from functools import cache
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
-from skipless.config import RunConfig
+from pydantic import Field, TypeAdapter, ValidationError
+
+from skipless.config.reading import read_json
+from skipless.config.run import RunConfig
 from skipless.errors import UserError
-from skipless.experiments.recipes import recipe
+from skipless.recipes import recipe
 
 FILE = "timings.json"
 """Beside the runs."""
@@ -59,6 +61,9 @@ SIZES = {
 PAPER_DECODER, PAPER_ENCODER = "decoder, width 768", "encoder, width 768"
 
 
+_SECONDS = TypeAdapter(dict[str, dict[str, Annotated[list[Annotated[float, Field(gt=0)]], Field(min_length=1)]]])
+
+
 @dataclass(frozen=True)
 class Timings:
     """Seconds for a token: size → block → one value for each round."""
@@ -73,13 +78,14 @@ class Timings:
         path = folder / FILE
         if not path.exists():
             return NO_TIMINGS
+        content = read_json(path)
         try:
-            content = json.loads(path.read_text(encoding="utf-8"))
-            return cls(content["seconds"], {key: value for key, value in content.items() if key != "seconds"})
-        except (ValueError, KeyError, TypeError):
+            seconds = _SECONDS.validate_python(content.pop("seconds", None))
+        except ValidationError:
             raise UserError(
                 f"{str(path)!r} does not hold timings, as `skipless bench token-time` writes them"
             ) from None
+        return cls(seconds, content)
 
     def of(self, cfg: RunConfig) -> float | None:
         """Median seconds for a token of a run, if a training of its size and block was timed."""
@@ -109,18 +115,21 @@ def _key(cfg: RunConfig) -> tuple[Any, ...]:
     return cfg.task, cfg.model.override({"vocab_size": cfg.data.vocab_size}), cfg.data.seq_len, cfg.train.batch_size
 
 
-def measure(names: Sequence[str], rounds: int, progress: Callable[[str], None] = lambda text: None) -> dict[str, Any]:
+def measure(
+    names: Sequence[str], rounds: int, progress: Callable[[str], None] = lambda text: None, device: str = "auto"
+) -> dict[str, Any]:
     """The content of `timings.json`."""
     import torch
 
-    from skipless.bench import take_turns
-    from skipless.machine import machine, pick_device, versions
+    from skipless.distributed.devices import pick_device
+    from skipless.storage.provenance import machine, versions
+    from skipless.tasks.bench import interleave
 
-    device, seconds = pick_device("auto"), {}
+    place, seconds = pick_device(device), {}
     for name in names:
         progress(name)
-        steps = {block: _step(SIZES[name].config(block), device) for block in BLOCKS}
-        times = take_turns({block: step for block, (step, _) in steps.items()}, rounds, device)
+        steps = {block: _step(SIZES[name].config(block), place) for block in BLOCKS}
+        times = interleave({block: step for block, (step, _) in steps.items()}, rounds, place)
         seconds[name] = {
             block: [float(f"{value / steps[block][1]:.5g}") for value in values] for block, values in times.items()
         }
@@ -128,12 +137,12 @@ def measure(names: Sequence[str], rounds: int, progress: Callable[[str], None] =
 
 
 def _step(cfg: RunConfig, device: Any) -> tuple[Callable[[], None], int]:
-    """A training step as the trainer makes it, on tokens that nobody wrote, and how many tokens it has."""
+    """A training step in float32 (loss, backward, clipping, optimiser) on random tokens, and how many tokens it has."""
     import torch
 
     from skipless.nn.model import IGNORED
-    from skipless.optim import clip_gradients, make_optimizers
     from skipless.runs import MODELS
+    from skipless.training.optimizers import clip_gradients, make_optimizers
 
     model = MODELS[cfg.task](cfg.model).to(device).train()
     optimizers = make_optimizers(model, cfg.train)

@@ -5,7 +5,7 @@ Shapes: B batch, H heads, T tokens, d width of the model, D = d / H width of a h
 
 from torch import Tensor, nn
 
-from skipless.config import ModelConfig
+from skipless.config.model import ModelConfig
 from skipless.nn.layers import make_map, make_query_key_norm
 from skipless.nn.masks import Mask, MaskLike
 from skipless.nn.mixing import MIXINGS

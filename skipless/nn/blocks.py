@@ -5,7 +5,8 @@ Shapes: B batch, T tokens, d width.
 
 from torch import Tensor, nn
 
-from skipless.config import BLOCKS, GainConfig, ModelConfig
+from skipless.config.block import BLOCKS, GainConfig
+from skipless.config.model import ModelConfig
 from skipless.nn.attention import Attention
 from skipless.nn.layers import MLPS, Gain, WithGains, make_norm, no_branch
 from skipless.nn.masks import MaskLike
@@ -27,7 +28,7 @@ class SequentialBlock(WithGains):
         x ─── Norm ─ MHA ─ ·β_SA ─────┬─ Norm ─ MLP ─ ·β_FF ─(+)─ out
                                       └───────────────────────┘
 
-    Post-LN has its norms behind the sums instead.
+    Post-LN has its norms after the sums instead.
     """
 
     alpha_sa: Gain

@@ -23,7 +23,7 @@ from typing import ClassVar
 import torch
 from torch import Tensor
 
-from skipless.config import ModelConfig
+from skipless.config.model import ModelConfig
 from skipless.errors import UserError
 from skipless.nn.masks import Mask
 
@@ -31,7 +31,7 @@ MODES = ("auto", "kv", "kx", "x")
 
 
 def pick_mode(cfg: ModelConfig, mode: str) -> str:
-    """The mode that `auto` stands for, or the reason why a mode cannot serve."""
+    """The mode that `auto` stands for; a UserError with the reason where the block does not support a mode."""
     if mode not in MODES:
         raise UserError(f"unknown cache mode {mode!r}; known: {', '.join(MODES)}")
     inputs_are_values = cfg.block.value.kind == "identity"
@@ -73,7 +73,7 @@ class NewTokens:
         return self.first + self.count
 
     def mean(self, v: Tensor, total: Tensor) -> Tensor:
-        """C·V of the new tokens (B, H, t, D): (discounted) sums over (discounted) counts; `total` goes on with them."""
+        """C·V of the new tokens (B, H, t, D): (discounted) sums over (discounted) counts; `total` is carried on."""
         alibi, device = self.mask.alibi, v.device
         if self.count == 1 and self.start is None and alibi is None:
             total += v
@@ -133,7 +133,7 @@ class LayerCache:
 class InputCache(LayerCache):
     """Inputs of one layer alone: with W^K absorbed into the query, x serves as key and as value.
 
-    What it is asked for is not A·V of given keys, so an attention has to know it: `kernels.modules.Attention` does.
+    It has no keys, so only an attention that absorbs W^K can use it: `kernels.modules.Attention` does.
     """
 
     of_inputs: ClassVar[bool] = True
@@ -152,9 +152,7 @@ class InputCache(LayerCache):
         return self.inputs[:, : self.new.end]
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
-        raise UserError(
-            "a cache of inputs (mode 'x') needs this package's own attention, and this is another: use 'kx'"
-        )
+        raise UserError("cache mode 'x' keeps no keys and works only with skipless's own attention; use 'kx'")
 
 
 @dataclass(eq=False)

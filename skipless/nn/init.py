@@ -3,7 +3,7 @@
 import torch
 from torch import Tensor, nn
 
-from skipless.config import ModelConfig
+from skipless.config.model import ModelConfig
 from skipless.nn.attention import Attention
 from skipless.nn.layers import ReparamLinear, RMSNorm, WithGains
 from skipless.nn.positions import LearnedPositions

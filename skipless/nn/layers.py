@@ -11,7 +11,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipless.config import FIXED, BlockConfig, GainConfig, MapConfig, ModelConfig
+from skipless.config.block import FIXED, BlockConfig, GainConfig, MapConfig
+from skipless.config.model import ModelConfig
 
 Gain = nn.Parameter | float | None
 """A gain at run time: trainable, fixed, or None for a branch that is not there."""
@@ -142,7 +143,7 @@ class MLP(nn.Module):
         return self.contract(self.up(x))
 
     def contract(self, hidden: Tensor) -> Tensor:
-        """Everything behind the first product."""
+        """Everything after the first product."""
         return self.dropout(self.down(self.activation(hidden)))
 
 
@@ -160,7 +161,7 @@ class GLU(nn.Module):
         return self.contract(self.up(x))
 
     def contract(self, hidden: Tensor) -> Tensor:
-        """Everything behind the first product."""
+        """Everything after the first product."""
         hidden, gate = hidden.chunk(2, dim=-1)
         return self.dropout(self.down(hidden * self.activation(gate)))
 

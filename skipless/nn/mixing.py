@@ -18,7 +18,7 @@ from contextlib import contextmanager
 import torch
 from torch import Tensor, nn
 
-from skipless.config import ModelConfig
+from skipless.config.model import ModelConfig
 from skipless.nn.layers import Gain, WithGains, scaled, weighted_sum
 from skipless.nn.masks import Mask, MaskLike, safe_softmax
 
@@ -101,11 +101,12 @@ MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit
 @contextmanager
 def explicit_form(model: nn.Module) -> Iterator[None]:
     """Within this context every attention of the model builds its matrix."""
-    mixings = [module for module in model.modules() if isinstance(module, Softmax)]
+    found = [module for module in model.modules() if isinstance(module, Softmax)]
+    mixings = [mixing for mixing in found if vars(mixing).get("forward") != mixing.explicit]  # not in an outer context
     for mixing in mixings:
         mixing.forward = mixing.explicit
     try:
         yield
     finally:
         for mixing in mixings:
-            vars(mixing).pop("forward", None)  # an outer context may have done it
+            del mixing.forward

@@ -10,7 +10,7 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipless.config import ModelConfig
+from skipless.config.model import ModelConfig
 from skipless.errors import UserError
 from skipless.nn.blocks import make_block
 from skipless.nn.cache import Cache, pick_mode

@@ -9,7 +9,8 @@ import torch
 import torch.nn.functional as F
 from torch import Tensor, nn
 
-from skipless.config import GainConfig, ModelConfig
+from skipless.config.block import GainConfig
+from skipless.config.model import ModelConfig
 from skipless.nn.layers import WithGains, scaled
 
 

@@ -2,8 +2,8 @@ from pathlib import Path
 
 import pytest
 
-from skipless.config import DataConfig
-from tests.data.corpora import make_texts, write_jsonl
+from skipless.config.run import DataConfig
+from tests.helpers.corpora import make_texts, write_jsonl
 
 
 @pytest.fixture

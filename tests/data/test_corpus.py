@@ -1,20 +1,25 @@
+import json
 import os
 import random
+import shutil
 import signal
 import subprocess
 import sys
-import threading
 from pathlib import Path
 
 import numpy as np
 import pytest
 from pydantic import ValidationError
 
-from skipless.config import DataConfig
-from skipless.data import Tokens, cache, corpus, prepare
+from skipless.config.run import DataConfig
+from skipless.data import Tokens, corpus, prepare
+from skipless.data.corpus import Corpus
 from skipless.data.tokenizer import Tokenizer
 from skipless.errors import UserError
-from tests.data.corpora import ROOT, make_texts, write_jsonl
+from skipless.storage import hashing
+from skipless.storage.lock import FolderLock
+from skipless.storage.manifest import Damaged
+from tests.helpers.corpora import ROOT, make_texts, write_jsonl
 
 FILES = ["train.bin", "valid.bin", "tokenizer.json", "manifest.json"]
 
@@ -200,29 +205,44 @@ def test_no_byte_of_the_manifest_can_change_unnoticed(cfg, cache_dir):
     data = path.read_bytes()
     for i in range(0, len(data), 7):
         path.write_bytes(data[:i] + bytes([data[i] ^ 4]) + data[i + 1 :])
-        with pytest.raises(cache.Damaged):
-            cache.verify(path.parent)
+        with pytest.raises(Damaged):
+            Corpus.open(path.parent, cfg)
 
 
-def test_large_files_are_checked_at_both_ends_and_in_the_middle(tmp_path, monkeypatch):
-    monkeypatch.setattr(cache, "HASHED_WHOLE", 100)
-    monkeypatch.setattr(cache, "_BLOCK", 16)
-    path = tmp_path / "x.bin"
-    path.write_bytes(bytes(range(200)))
-    cache.write_manifest(tmp_path, {}, ["x.bin"])
-    assert {"size", "sha256", "sampled"} == set(cache.verify(tmp_path)["files"]["x.bin"])
-    for place in (0, 100, 199):
-        data = bytearray(range(200))
+def test_large_files_are_checked_at_both_ends_and_in_the_middle(cfg, cache_dir, monkeypatch):
+    monkeypatch.setattr(corpus, "SAMPLED_FROM", 100)
+    monkeypatch.setattr(hashing, "SAMPLE", 16)
+    made = prepare(cfg, cache_dir=cache_dir)
+    assert {"size", "sha256", "sampled"} == set(made.info["files"]["train.bin"])
+    path = made.path / "train.bin"
+    original = path.read_bytes()
+    for place in (0, len(original) // 2, len(original) - 1):
+        data = bytearray(original)
         data[place] ^= 1
         path.write_bytes(data)
-        with pytest.raises(cache.Damaged, match=r"x\.bin has changed"):
-            cache.verify(tmp_path)
+        with pytest.raises(Damaged, match=r"train\.bin has changed"):
+            Corpus.open(made.path, cfg)
+    data = bytearray(original)
+    data[40] ^= 1  # between the samples, where a large file is not read again
+    path.write_bytes(data)
+    assert Corpus.open(made.path, cfg).fingerprint == made.fingerprint
 
 
 def test_an_intact_cache_is_opened_and_not_built(cfg, cache_dir, monkeypatch):
     first = prepare(cfg, cache_dir=cache_dir)
     monkeypatch.setattr(corpus, "_build", lambda *args: pytest.fail("built again"))
     assert prepare(cfg, cache_dir=cache_dir).fingerprint == first.fingerprint
+
+
+def test_data_that_version_0_1_0_prepared_is_not_built_again(tmp_path, cache_dir, monkeypatch):
+    old = ROOT / "tests" / "fixtures" / "v0_1_0"
+    monkeypatch.chdir(tmp_path)
+    shutil.copytree(old / "modules", "modules")
+    cfg = DataConfig(**json.loads((old / "corpus" / "manifest.json").read_text())["config"])
+    shutil.copytree(old / "corpus", cache_dir / corpus._Plan.make(cfg).key)
+    monkeypatch.setattr(corpus, "_build", lambda *args: pytest.fail("built again"))
+    made = prepare(cfg, cache_dir=cache_dir, progress=lambda *said: pytest.fail(f"{said}"))
+    assert made.fingerprint == json.loads((old / "run" / "config.json").read_text())["data"]["fingerprint"]
 
 
 def test_the_cache_is_where_the_environment_says(cfg, tmp_path, monkeypatch):
@@ -251,7 +271,7 @@ def test_a_killed_build_leaves_no_half_cache(cfg, cache_dir, tmp_path):
         "import sys, time\nfrom pathlib import Path\nfrom skipless.config import DataConfig\n"
         "from skipless.data import corpus, prepare\ncorpus.BATCH = 500\n"
         "def progress(stage, done, total):\n"
-        "    if stage == 'tokenise' and done > 2000:\n        print('now', flush=True)\n        time.sleep(60)\n"
+        "    if stage == 'tokenise' and done > 2000:\n        print('now', flush=True)\n        time.sleep(600)\n"
         "cfg = DataConfig.model_validate_json(sys.argv[1])\n"
         "prepare(cfg, cache_dir=Path(sys.argv[2]), progress=progress)"
     )
@@ -288,33 +308,24 @@ def test_of_two_builders_one_waits(cfg, cache_dir):
         assert process.stdin is not None
         process.stdin.write("\n")
         process.stdin.flush()
-    answers = [process.communicate(timeout=30)[0].split() for process in processes]
+    answers = [process.communicate(timeout=600)[0].split() for process in processes]
     assert len({fingerprint for fingerprint, _ in answers}) == 1
     assert sorted(built for _, built in answers) == ["False", "False", "True"]
 
 
-def test_who_waits_is_told(tmp_path):
-    said, order = [], []
-    entered, release = threading.Event(), threading.Event()
+def test_who_waits_is_told(cfg, cache_dir):
+    path, said = prepare(cfg, cache_dir=cache_dir).path, []
+    shutil.rmtree(path)
+    lock = FolderLock(path, file=path.with_name(f"{path.name}.lock"))
+    lock.acquire()
 
-    def hold():
-        with cache.locked(tmp_path / "x.lock", lambda: None):
-            entered.set()
-            release.wait(10)
-            order.append("first")
+    def progress(stage, done, total):
+        said.append(stage)
+        lock.release()
 
-    thread = threading.Thread(target=hold)
-    thread.start()
-    entered.wait(10)
-
-    def waiting():
-        said.append("waiting")
-        release.set()
-
-    with cache.locked(tmp_path / "x.lock", waiting):
-        order.append("second")
-    thread.join()
-    assert (said, order) == (["waiting"], ["first", "second"])
+    assert prepare(cfg, cache_dir=cache_dir, progress=progress).path == path
+    assert said[0] == "wait for another process"
+    assert "tokenise" in said
 
 
 MEASURE = """
@@ -397,3 +408,16 @@ def test_the_data_package_does_not_load_torch():
     script = "import sys, skipless.data; print('torch' in sys.modules)"
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, cwd=ROOT).stdout
     assert out == "False\n"
+
+
+def test_where_prepared_data_lies(monkeypatch, tmp_path):
+    monkeypatch.setenv("HOME", str(tmp_path / "home"))
+    for name in ("SKIPLESS_CACHE", "XDG_CACHE_HOME"):
+        monkeypatch.delenv(name, raising=False)
+    assert corpus.default_cache_dir() == tmp_path / "home" / ".cache" / "skipless" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path / "caches"))
+    assert corpus.default_cache_dir() == tmp_path / "caches" / "skipless" / "data"
+    monkeypatch.setenv("XDG_CACHE_HOME", "relative")  # which the standard says to ignore
+    assert corpus.default_cache_dir() == tmp_path / "home" / ".cache" / "skipless" / "data"
+    monkeypatch.setenv("SKIPLESS_CACHE", "~/mine")
+    assert corpus.default_cache_dir() == tmp_path / "home" / "mine"

@@ -10,7 +10,7 @@ from hypothesis import strategies as st
 
 from skipless.data.glue import ALL, COLUMNS, TASKS, encode, parse_rows, parse_tasks, predictions, read_task, read_tsv
 from skipless.errors import UserError
-from tests.finetune.glue import real_glue, small_glue, write_tsv
+from tests.helpers.glue_files import real_glue, small_glue, write_tsv
 
 HEADER = ["index", "sentence1", "sentence2", "label"]
 GOOD = ["0", "a", "b", "entailment"]
@@ -34,6 +34,18 @@ def test_the_table_has_the_papers_tasks():
         "qqp": ("accuracy", "f1"),
         "mrpc": ("accuracy", "f1"),
         "cola": ("matthews",),
+    }
+
+
+def test_answers_have_the_hubs_numbers():
+    """Files name answers and the hub numbers them: a model of one must be right on the other."""
+    binary = ("0", "1")
+    assert {name: task.labels for name, task in TASKS.items()} == {
+        "mnli": ("entailment", "neutral", "contradiction"),
+        "rte": ("entailment", "not_entailment"),
+        "qnli": ("entailment", "not_entailment"),
+        "stsb": (),
+        **dict.fromkeys(("sst2", "qqp", "mrpc", "cola", "wnli"), binary),
     }
 
 

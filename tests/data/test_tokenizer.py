@@ -1,4 +1,5 @@
 import os
+import re
 import subprocess
 import sys
 
@@ -11,7 +12,7 @@ from skipless.data import documents
 from skipless.data.documents import Document, pieces
 from skipless.data.tokenizer import Tokenizer, fetch, train
 from skipless.errors import UserError
-from tests.data.corpora import ROOT, make_texts
+from tests.helpers.corpora import ROOT, make_texts
 
 TEXTS = make_texts(60)
 BPE = train("bpe", lambda: iter(TEXTS), vocab_size=300)
@@ -63,7 +64,7 @@ def test_saved_and_loaded(tokenizer, tmp_path):
 @pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
 def test_training_is_the_same_in_every_process(kind):
     script = (
-        "import hashlib\nfrom skipless.data.tokenizer import train\nfrom tests.data.corpora import make_texts\n"
+        "import hashlib\nfrom skipless.data.tokenizer import train\nfrom tests.helpers.corpora import make_texts\n"
         f"t = train({kind!r}, lambda: iter(make_texts(60)), vocab_size=300)\n"
         "print(hashlib.sha256(t.to_json().encode()).hexdigest())"
     )
@@ -141,3 +142,21 @@ def test_offline_the_hub_is_a_clear_error(tmp_path):
     out = subprocess.run([sys.executable, "-c", script], capture_output=True, text=True, check=True, env=env).stdout
     assert out.startswith("tokenizer 'some-one/some-tokenizer' cannot be fetched from the hub (")
     assert out.count("\n") == 1
+
+
+@pytest.mark.parametrize("kind", ["bpe", "wordpiece"])
+def test_a_word_without_end_is_learnt_from_in_pieces(kind, monkeypatch):
+    """The time to learn from a word grows with the square of its length, so none is longer than a bound."""
+    from skipless.data import tokenizer
+
+    seen = []
+    monkeypatch.setitem(
+        tokenizer.TRAINERS, kind, lambda texts, *more: seen.extend(texts()) or original(lambda: iter(seen), *more)
+    )
+    original = tokenizer._train_bpe if kind == "bpe" else tokenizer._train_wordpiece
+    texts = ["a" * 300_000, "short words stay", " " * 5000 + "b", "c" * tokenizer.LONGEST_WORD]
+    train(kind, lambda: iter(texts), vocab_size=300)
+    assert "".join(seen) == "".join(texts)
+    runs = [run for text in seen for run in re.findall(r"\S+|\s+", text)]
+    assert max(map(len, runs)) == tokenizer.LONGEST_WORD
+    assert {"short words stay", "c" * tokenizer.LONGEST_WORD} <= set(seen)

@@ -6,7 +6,7 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from skipless.data import Tokens
-from skipless.data.draws import mix, permute, uniform
+from skipless.data.counter_rng import mix, permute, uniform
 from skipless.errors import UserError
 
 

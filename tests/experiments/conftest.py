@@ -1,6 +1,6 @@
 import pytest
 
-from tests.train.tiny import CAUSAL
+from tests.helpers.tiny_runs import CAUSAL
 
 TINY = {key: value for key, value in CAUSAL.items() if key not in ("train.lr", "train.steps", "train.save_every")}
 

@@ -13,11 +13,12 @@ from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.checks import best_rates
 from skipless.experiments.evidence import Evidence, History
 from skipless.experiments.experiment import MANY
-from skipless.experiments.recipes import SCALES, Scale, packaged_rates
-from skipless.experiments.shelf import Shelf, run_key, state
+from skipless.experiments.run_index import RunIndex, completion, run_key
+from skipless.experiments.scale import SCALES, Scale
+from skipless.recipes.rates import packaged_rates
 from skipless.runs import Run
-from skipless.train import train
-from tests.train.tiny import tiny
+from skipless.training.train import train
+from tests.helpers.tiny_runs import tiny
 
 LAPTOP = Scale("laptop")
 RESULTS = Path(__file__).parents[2] / "docs" / "results"
@@ -36,7 +37,7 @@ def test_a_run_is_the_same_in_the_archive(trained, tmp_path):
     (place,) = tmp_path.iterdir()
     kept = Run(place)
     assert kept.config() == trained.config()
-    assert state(kept).finished
+    assert completion(kept).finished
     mine, other = list(trained.metrics()), list(kept.metrics())
     assert [record.keys() for record in mine] == [record.keys() for record in other]
     for a, b in zip(mine, other, strict=True):
@@ -47,6 +48,15 @@ def test_a_run_is_the_same_in_the_archive(trained, tmp_path):
             assert value == pytest.approx(b["gains"][name], rel=1e-3)
     assert kept.info()["data"] == trained.info()["data"]
     assert History.read(kept).valid_loss == pytest.approx(History.read(trained).valid_loss, rel=1e-5)
+
+
+def test_what_a_killed_process_left_in_the_archive_is_removed(trained, tmp_path):
+    archive(trained, tmp_path)
+    (place,) = tmp_path.iterdir()
+    for name in ("old", "0123abcd"):
+        (tmp_path / f".tmp-{place.name}-{name}").mkdir()
+    assert not archive(trained, tmp_path)
+    assert list(tmp_path.iterdir()) == [place]
 
 
 def test_it_has_no_weights_no_path_and_no_command_line(trained, tmp_path):
@@ -80,6 +90,18 @@ def test_an_unfinished_run_is_left_out(trained, tmp_path):
     assert not (tmp_path / "archive").exists()
 
 
+def test_a_finished_run_of_ones_own_comes_before_the_archives(trained, tmp_path):
+    archive(trained, tmp_path)
+    (kept,) = tmp_path.iterdir()
+    cfg = trained.config()
+    assert RunIndex(trained.folder.parent, tmp_path).find(cfg).folder == trained.folder
+    copy = Run(tmp_path / "unfinished" / "mine")
+    shutil.copytree(trained.folder, copy.folder)
+    lines = copy.metrics_file.read_text().splitlines(keepends=True)
+    copy.metrics_file.write_text("".join(lines[:-1]))
+    assert RunIndex(copy.folder.parent, tmp_path).find(cfg).folder == kept
+
+
 def test_a_published_run_that_cannot_be_read_is_an_error(trained, tmp_path):
     archive(trained, tmp_path)
     (place,) = tmp_path.iterdir()
@@ -87,16 +109,16 @@ def test_a_published_run_that_cannot_be_read_is_an_error(trained, tmp_path):
     content["config"]["train"]["colour"] = "red"
     (place / "config.json").write_text(json.dumps(content))
     with pytest.raises(UserError, match=r"train\.colour: unknown key"):
-        Shelf(tmp_path)
+        RunIndex(tmp_path)
 
 
 def test_reproduce_fills_an_archive_and_then_needs_nothing_else(tmp_path, small, capsys):
     words = ["reproduce", "matrix", *small(), "--archive", str(tmp_path / "archive"), "--json"]
-    assert skipless([*words, "--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "one")]) == 0
+    assert skipless([*words, "--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "one")]) == 0
     capsys.readouterr()
     assert len(list((tmp_path / "archive").glob("*/metrics.jsonl.gz"))) == 4
     for more in (["--runs", str(tmp_path / "archive")], ["--runs", str(tmp_path / "empty")]):
-        assert skipless([*words, *more, "--budget", "0", "--out", str(tmp_path / "again")]) == 0
+        assert skipless([*words, *more, "--minutes", "0", "--output", str(tmp_path / "again")]) == 0
         assert json.loads(capsys.readouterr().out)["left"] == []
         assert _content(tmp_path / "again") == _content(tmp_path / "one")
         shutil.rmtree(tmp_path / "again")
@@ -115,13 +137,13 @@ def wanted() -> set[str]:
 
 def test_every_published_run_is_found_by_its_configuration():
     assert PUBLISHED
-    shelf, keys = Shelf(RESULTS / "runs"), wanted()
-    assert len(shelf.known) == len(PUBLISHED)
+    index, keys = RunIndex(RESULTS / "runs"), wanted()
+    assert len(index.known) == len(PUBLISHED)
     for folder in PUBLISHED:
         run = Run(folder)
         assert run_key(run.config()) in keys, f"{folder.name} belongs to no experiment"
-        assert state(run).finished, folder.name
-        assert shelf.find(run.config()).folder == folder
+        assert completion(run).finished, folder.name
+        assert index.find(run.config()).folder == folder
 
 
 def test_published_runs_are_small_and_hold_what_later_experiments_ask_for():
@@ -136,11 +158,11 @@ def test_published_runs_are_small_and_hold_what_later_experiments_ask_for():
 
 
 def test_rates_are_those_that_were_tuned():
-    shelf = Shelf(RESULTS / "runs")
+    index = RunIndex(RESULTS / "runs")
     histories = {
-        label: {seed: History.read(shelf.find(cfg))}
+        label: {seed: History.read(index.find(cfg))}
         for label, seed, cfg in EXPERIMENTS["rates"].runs(LAPTOP, 1)
-        if shelf.find(cfg).exists
+        if index.find(cfg).exists
     }
     tuned = best_rates(LAPTOP, Evidence(histories))
     assert tuned

@@ -1,7 +1,6 @@
 """`skipless reproduce`: what is there is reused, what was interrupted goes on, what fails stops nothing else."""
 
 import json
-import os
 import signal
 import subprocess
 import sys
@@ -10,18 +9,19 @@ from dataclasses import replace
 
 import pytest
 
-from skipless.atomic import RunLock, is_locked
 from skipless.cli import run as skipless
-from skipless.errors import UserError
 from skipless.experiments.catalogue import EXPERIMENTS
-from skipless.experiments.recipes import PROTOCOLS, Protocol, Scale
-from skipless.experiments.reproduce import Pool, choose, cost, plan, plan_fine_tunings
-from skipless.experiments.shelf import Shelf, run_key, run_name, state
+from skipless.experiments.estimates import cost
+from skipless.experiments.jobs import Job, choose, plan, plan_fine_tunings
+from skipless.experiments.pool import Pool
+from skipless.experiments.run_index import RunIndex, completion, run_key, run_name
+from skipless.experiments.scale import PROTOCOLS, Protocol, Scale
 from skipless.runs import Run
-from skipless.train import train
-from tests.finetune.glue import small_glue
-from tests.train.processes import ENVIRONMENT, ROOT
-from tests.train.tiny import MASKED, Stop, assert_same_run, stop_at, tiny
+from skipless.storage.lock import FolderLock, is_locked
+from skipless.training.train import train
+from tests.helpers.glue_files import small_glue
+from tests.helpers.processes import ENVIRONMENT, ROOT
+from tests.helpers.tiny_runs import MASKED, Stop, assert_same_run, stop_at, tiny
 
 STARTED = []
 
@@ -39,7 +39,7 @@ def start(folder, *arguments):
     """The command in a process of its own."""
     with (folder / "out").open("ab") as out, (folder / "err").open("ab") as err:
         process = subprocess.Popen(
-            [sys.executable, "-m", "tests.experiments.reproducing", "reproduce", *arguments, "--json"],
+            [sys.executable, "-m", "skipless", "reproduce", *arguments, "--json"],
             cwd=ROOT,
             env=ENVIRONMENT,
             stdin=subprocess.DEVNULL,
@@ -64,7 +64,7 @@ def finish(process, folder, timeout=1200):
 
 
 def finished(runs):
-    return [path.parent for path in runs.glob("*/config.json") if state(Run(path.parent)).finished]
+    return [path.parent for path in runs.glob("*/config.json") if completion(Run(path.parent)).finished]
 
 
 def stamps(folder):
@@ -74,7 +74,7 @@ def stamps(folder):
 
 def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
     runs = tmp_path / "runs"
-    arguments = ["fig2", *small(), "--runs", str(runs), "--out", str(tmp_path / "results")]
+    arguments = ["fig2", *small(), "--runs", str(runs), "--output", str(tmp_path / "results")]
     first = start(tmp_path, *arguments)
     wait_for(lambda: len(finished(runs)) >= 1, first, tmp_path)
     first.kill()
@@ -101,7 +101,7 @@ def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
 @pytest.mark.slow
 def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path, small, source, cache_dir):
     runs = tmp_path / "runs"
-    arguments = ["fig4", *small(400, 1000), "--runs", str(runs), "--jobs", "2", "--out", str(tmp_path / "results")]
+    arguments = ["fig4", *small(400, 1000), "--runs", str(runs), "--jobs", "2", "--output", str(tmp_path / "results")]
     first = start(tmp_path, *arguments)
     files = lambda: [path for path in runs.glob("*/metrics.jsonl") if path.stat().st_size > 300]  # noqa: E731
     wait_for(lambda: len(files()) == 2, first, tmp_path)
@@ -112,8 +112,8 @@ def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path,
     assert not any(is_locked(run.folder) for run in stopped)
     for run in stopped:
         assert len(run.checkpoints().all()) == 1  # which only the signal can have made
-        assert not state(run).finished
-        assert 0 < state(run).share < 1
+        assert not completion(run).finished
+        assert 0 < completion(run).share < 1
     one = stopped[0]
     train(one.config(), one.folder, resume=True, trackers=[], cache_dir=cache_dir)
     train(one.config(), tmp_path / "reference", trackers=[], cache_dir=cache_dir)
@@ -125,7 +125,7 @@ def test_two_on_one_folder_share_the_work(tmp_path, small):
     runs, folders = tmp_path / "runs", [tmp_path / name for name in "ab"]
     for folder in folders:
         folder.mkdir()
-    arguments = ["fig4", *small(), "--runs", str(runs), "--out"]
+    arguments = ["fig4", *small(), "--runs", str(runs), "--output"]
     both = [start(folder, *arguments, str(folder / "results")) for folder in folders]
     reports = [finish(process, folder) for process, folder in zip(both, folders, strict=True)]
     assert reports[0]["findings"] == reports[1]["findings"]
@@ -139,9 +139,9 @@ def test_two_on_one_folder_share_the_work(tmp_path, small):
 
 
 def test_a_run_that_fails_is_reported_and_stops_no_other(tmp_path, small, capsys, monkeypatch):
-    monkeypatch.setattr("skipless.cli.experiments.write_results", lambda findings, out: out)
+    monkeypatch.setattr("skipless.experiments.report.results.write_results", lambda findings, out: out)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    broken = plan(choose(["fig4"]), Scale("laptop", None, tiny_changes(small())), 1, Shelf(tmp_path), 1.0)[0]
+    broken = plan(choose(["fig4"]), Scale("laptop", None, tiny_changes(small())), 1, RunIndex(tmp_path), 1.0)[0]
     folder = tmp_path / run_name(broken.cfg)
     folder.mkdir()
     (folder / "checkpoints").write_text("in the way")
@@ -156,8 +156,8 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(tmp_path, small, capsys
 
 
 def test_a_spent_budget_is_an_end_with_verdicts(tmp_path, small, capsys, monkeypatch):
-    monkeypatch.setattr("skipless.cli.experiments.write_results", lambda findings, out: out)
-    assert skipless(["reproduce", "fig2", *small(), "--runs", str(tmp_path), "--budget", "0", "--json"]) == 0
+    monkeypatch.setattr("skipless.experiments.report.results.write_results", lambda findings, out: out)
+    assert skipless(["reproduce", "fig2", *small(), "--runs", str(tmp_path), "--minutes", "0", "--json"]) == 0
     report = json.loads(capsys.readouterr().out)
     assert len(report["left"]) == 3
     assert {verdict["outcome"] for verdict in report["findings"][0]["verdicts"]} == {"not decidable"}
@@ -165,16 +165,16 @@ def test_a_spent_budget_is_an_end_with_verdicts(tmp_path, small, capsys, monkeyp
 
 
 def test_what_was_noted_beside_the_results_is_shown_with_them(tmp_path, small, capsys):
-    arguments = ["reproduce", "fig2", *small(), "--runs", str(tmp_path / "runs"), "--budget", "0"]
+    arguments = ["reproduce", "fig2", *small(), "--runs", str(tmp_path / "runs"), "--minutes", "0"]
     (tmp_path / "notes.yaml").write_text("fig2: It was too short.\nfig3: Not asked for.\n")
-    assert skipless([*arguments, "--out", str(tmp_path)]) == 0
+    assert skipless([*arguments, "--output", str(tmp_path)]) == 0
     for name in ("report.html", "report.md"):
         text = (tmp_path / name).read_text()
         assert "It was too short." in text
         assert "Not asked for." not in text
     capsys.readouterr()
     (tmp_path / "notes.yaml").write_text("- a list")
-    assert skipless([*arguments, "--out", str(tmp_path)]) == 2
+    assert skipless([*arguments, "--output", str(tmp_path)]) == 2
     assert "notes.yaml' must hold keys and values" in capsys.readouterr().err
 
 
@@ -197,11 +197,11 @@ def encoder(tmp_path, source, cache_dir):
 
 def test_what_is_trained_is_fine_tuned_and_nothing_twice(encoder, glue, monkeypatch):
     run, experiment = encoder
-    protocol = Protocol("rte,stsb", ("--set", "epochs=1"), seeds=2, baselines=("sas-p",), more=(("rte", 3),))
+    protocol = Protocol("rte,stsb", {"epochs": 1}, seeds=2, baselines=("sas-p",), more=(("rte", 3),))
     monkeypatch.setitem(PROTOCOLS, "laptop", protocol)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
-    shelf = Shelf(run.folder.parent)
-    tasks = plan_fine_tunings([experiment], Scale("laptop"), 3, shelf, str(glue))
+    index = RunIndex(run.folder.parent)
+    tasks = plan_fine_tunings([experiment], Scale("laptop"), 3, index, str(glue))
     assert [(task.seeds, task.protocol.tasks, task.from_scratch) for task in tasks] == [
         (1, "rte,stsb", False),
         (1, "rte,stsb", True),
@@ -209,12 +209,12 @@ def test_what_is_trained_is_fine_tuned_and_nothing_twice(encoder, glue, monkeypa
         (3, "rte", False),
         (3, "rte", True),
     ]
-    assert [task.state().share for task in tasks] == [0.0] * 5
+    assert [task.completion().share for task in tasks] == [0.0] * 5
     monkeypatch.setitem(PROTOCOLS, "laptop", replace(protocol, once=("sas-p",)))
-    assert plan_fine_tunings([experiment], Scale("laptop"), 3, shelf, str(glue)) == [
+    assert plan_fine_tunings([experiment], Scale("laptop"), 3, index, str(glue)) == [
         replace(task, protocol=replace(task.protocol, once=("sas-p",))) for task in (*tasks[:2], *tasks[3:])
     ]
-    done = Pool(jobs=2).run(tasks)
+    done = Pool(size=2).run(tasks)
     assert done.failed == {}
     assert done.finished == {task.name for task in tasks}
     results = {name: json.loads((run.folder / f"{name}.json").read_text()) for name in ("glue", "glue-from-scratch")}
@@ -222,18 +222,23 @@ def test_what_is_trained_is_fine_tuned_and_nothing_twice(encoder, glue, monkeypa
     assert [len(one["tasks"]["stsb"]["seeds"]) for one in results.values()] == [2, 1]
     assert results["glue"]["settings"]["finetune"]["epochs"] == 1
     monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: pytest.fail("all of it is there"))
+    left = [run.folder / "glue" / name for name in ("rte-seed-0", ".tmp-rte-seed-1-0123abcd")]
+    other = run.folder / "glue" / "rte-seed-7"  # of somebody who wants more seeds
+    for folder in (*left, other):
+        folder.mkdir()
     assert Pool().run(tasks).finished == done.finished
+    assert [folder.exists() for folder in (*left, other)] == [False, False, True]
 
 
 def test_a_run_that_is_not_finished_is_not_fine_tuned(encoder, glue):
     run, experiment = encoder
     (last,) = run.checkpoints().all()
     last.rename(last.with_name("step-00000002"))
-    assert plan_fine_tunings([experiment], Scale("laptop"), 1, Shelf(run.folder.parent), str(glue)) == []
+    assert plan_fine_tunings([experiment], Scale("laptop"), 1, RunIndex(run.folder.parent), str(glue)) == []
 
 
 def test_a_mistake_in_glue_is_told_before_anything_is_trained(tmp_path, glue, capsys):
-    arguments = ["--runs", str(tmp_path / "runs"), "--out", str(tmp_path / "out"), "--glue-dir"]
+    arguments = ["--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "out"), "--glue-dir"]
     assert skipless(["reproduce", "tab1", *arguments, str(tmp_path / "nowhere")]) == 2
     assert "there is no folder" in capsys.readouterr().err
     assert skipless(["reproduce", "fig5", *arguments, str(glue)]) == 2
@@ -245,7 +250,7 @@ def test_a_mistake_in_glue_is_told_before_anything_is_trained(tmp_path, glue, ca
 
 
 def tiny_changes(options):
-    from skipless.config import parse_overrides
+    from skipless.config.overrides import parse_overrides
 
     return parse_overrides([word for word in options if "=" in word])
 
@@ -287,7 +292,7 @@ def test_mistakes_are_told_in_a_line(arguments, message, capsys):
 
 
 def test_a_plan_has_each_run_once_and_the_first_seed_first(tmp_path):
-    tasks = plan(choose(["fig5", "fig2", "matrix"]), Scale("laptop"), 2, Shelf(tmp_path), 1e9)
+    tasks = plan(choose(["fig5", "fig2", "matrix"]), Scale("laptop"), 2, RunIndex(tmp_path), 1e9)
     assert len({run_key(task.cfg) for task in tasks}) == len(tasks) == 2 * (6 + 1 + 2)
     assert [task.cfg.train.seed for task in tasks] == [0] * 9 + [1] * 9
     assert len({task.run.name for task in tasks}) == len(tasks)
@@ -305,29 +310,52 @@ def test_cost_follows_the_budget():
 def test_a_run_is_found_by_its_configuration(tmp_path, source, cache_dir):
     cfg = tiny(source, {"train.steps": 4})
     train(cfg, tmp_path / "any name", trackers=[], cache_dir=cache_dir)
-    found = Shelf(tmp_path).find(cfg)
+    found = RunIndex(tmp_path).find(cfg)
     assert found.folder == tmp_path / "any name"
-    assert state(found).finished
-    other = Shelf(tmp_path).find(cfg.override({"train.seed": 1}))
+    assert completion(found).finished
+    other = RunIndex(tmp_path).find(cfg.override({"train.seed": 1}))
     assert (other.exists, other.folder.name) == (False, f"sas-p-s1-{run_key(cfg.override({'train.seed': 1}))}")
     with pytest.raises(Stop):
         train(cfg.override({"train.seed": 1}), other.folder, trackers=[], cache_dir=cache_dir, observer=stop_at(3))
-    assert not state(other).finished
+    assert not completion(other).finished
+
+
+def killed_at_its_end(run):
+    """What a process leaves that is killed while it removes old checkpoints; their names."""
+    checkpoints = run.folder / "checkpoints"
+    for name in (".tmp-step-00000001-0123abcd", f".old-{max(checkpoints.glob('step-*')).name}"):
+        (checkpoints / name).mkdir()
+    (run.folder / ".tmp-config.json-0123abcd").touch()
+    return run.leftovers()
+
+
+def test_what_was_left_in_a_finished_run_is_removed(tmp_path, source, cache_dir, monkeypatch):
+    cfg = tiny(source, steps=4, eval_every=2)
+    run = train(cfg, tmp_path / run_name(cfg), trackers=[], cache_dir=cache_dir)
+    before, jobs = stamps(run.folder), [Job(cfg, run, 1.0)]
+    assert len(killed_at_its_end(run)) == 3
+    with FolderLock(run.folder):  # somebody is at work there
+        Pool().run(jobs)
+        assert len(run.leftovers()) == 3
+    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: pytest.fail("it is finished"))
+    assert Pool().run(jobs).finished == {run.name}
+    assert run.leftovers() == []
+    assert stamps(run.folder) == before
 
 
 def test_a_run_without_its_last_weights_is_not_finished(tmp_path, source, cache_dir):
     run = train(tiny(source, {"train.steps": 4}), tmp_path / "run", trackers=[], cache_dir=cache_dir)
-    assert state(run).finished
+    assert completion(run).finished
     (last,) = run.checkpoints().all()
     last.rename(last.with_name("step-00000002"))
-    assert not state(run).finished
+    assert not completion(run).finished
 
 
 def test_children_share_cores_and_gpus(monkeypatch):
     for name in ("OMP_NUM_THREADS", "CUDA_VISIBLE_DEVICES"):
         monkeypatch.delenv(name, raising=False)
     monkeypatch.setattr("os.cpu_count", lambda: 8)
-    pool = Pool(jobs=3)
+    pool = Pool(size=3)
     assert [pool._environment(0)[name] for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS")] == ["2", "2"]
     monkeypatch.setattr("torch.cuda.device_count", lambda: 2)
     assert [pool._environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(3)] == ["0", "1", "0"]
@@ -335,12 +363,3 @@ def test_children_share_cores_and_gpus(monkeypatch):
     monkeypatch.setenv("OMP_NUM_THREADS", "1")
     assert [pool._environment(slot)["CUDA_VISIBLE_DEVICES"] for slot in range(2)] == ["5", "7"]
     assert pool._environment(0)["OMP_NUM_THREADS"] == "1"
-
-
-def test_locks_can_be_seen(tmp_path):
-    assert not is_locked(tmp_path / "nowhere")
-    with RunLock(tmp_path):
-        assert is_locked(tmp_path)
-        with pytest.raises(UserError, match=f"is in use by process {os.getpid()}"):
-            RunLock(tmp_path).acquire()
-    assert not is_locked(tmp_path)

@@ -8,18 +8,19 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from skipless.atomic import is_locked
 from skipless.cli import run as skipless
 from skipless.errors import UserError
-from skipless.experiments.recipes import load_rates, recipe
-from skipless.experiments.shelf import state
-from skipless.experiments.sweep import Axis, Sweep, parse_axis
+from skipless.experiments.run_index import completion
+from skipless.experiments.sweep import Sweep
+from skipless.experiments.sweep_axes import Axis, parse_axis
+from skipless.recipes import load_rates, recipe
 from skipless.runs import Run
-from skipless.train import train
-from tests.train.tiny import assert_same_run, newest
+from skipless.storage.lock import is_locked
+from skipless.training.train import train
+from tests.helpers.tiny_runs import assert_same_run, newest
 
 pytest.importorskip("optuna")
-TRIAL = re.compile(r"^(?P<block>\S+): trial (?P<number>\d+): held-out loss", re.M)
+TRIAL = re.compile(r"^(?P<block>\S+): trial (?P<number>\d+): tuning loss", re.M)
 
 
 @pytest.fixture
@@ -28,7 +29,7 @@ def arguments(tmp_path, small):
 
     def made(steps, *more):
         over = ["--over", "train.lr=1e-3,3e-3,1e-2", "--block", "pre-ln", "--block", "sas"]
-        folders = ["--folder", str(tmp_path / "sweep"), "--runs", str(tmp_path / "runs")]
+        folders = ["--output", str(tmp_path / "sweep"), "--runs", str(tmp_path / "runs")]
         return ["sweep", *over, *folders, *small(steps), *more]
 
     return made
@@ -46,8 +47,8 @@ def created(tmp_path) -> int:
     return sum(entry["op_code"] == 4 for entry in journal(tmp_path))
 
 
-def test_two_workers_share_a_grid_and_no_point_is_done_twice(tmp_path, nursery, arguments):
-    workers = [nursery.start(arguments(80)) for _ in range(2)]
+def test_two_workers_share_a_grid_and_no_point_is_done_twice(tmp_path, fork_server, arguments):
+    workers = [fork_server.start(arguments(80)) for _ in range(2)]
     assert [worker.wait(1200) for worker in workers] == [0, 0], [worker.err for worker in workers]
     first, second = map(done_by, workers)
     assert first
@@ -59,23 +60,24 @@ def test_two_workers_share_a_grid_and_no_point_is_done_twice(tmp_path, nursery, 
     folders = [path.parent for path in (tmp_path / "runs").glob("*/config.json")]
     assert len(folders) == 6
     for folder in folders:
-        assert state(Run(folder)).finished
+        assert completion(Run(folder)).finished
         steps = [record["step"] for record in Run(folder).metrics() if "valid_loss" in record]
         assert steps == list(range(0, 81, 4))
 
 
-def test_one_worker_is_killed_and_the_other_finishes(tmp_path, nursery, arguments, cache_dir):
+def test_one_worker_is_killed_and_the_other_finishes(tmp_path, fork_server, arguments, cache_dir):
     def left_half_done():
-        return [p for p in (tmp_path / "runs").glob("*") if is_locked(p) and list(p.glob("checkpoints/step-*"))]
+        begun = [p for p in (tmp_path / "runs").glob("*") if is_locked(p) and list(p.glob("checkpoints/step-*"))]
+        return [folder for folder in begun if not completion(Run(folder)).finished]
 
-    first = nursery.start(arguments(60))
-    first.wait_until(lambda: len(done_by(first)) >= 1 and left_half_done(), 1200)
+    first = fork_server.start(arguments(60))
+    first.stop_when(lambda: len(done_by(first)) >= 1 and left_half_done())
     victim = left_half_done()[0]
     first.send(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
     before = done_by(first)
-    assert not state(Run(victim)).finished
-    second = nursery.start(arguments(60, "--json"))
+    assert not completion(Run(victim)).finished
+    second = fork_server.start(arguments(60, "--json"))
     assert second.wait(1200) == 0, second.err
     report = json.loads(second.out)
     assert [point["state"] for point in report["points"]] == ["complete"] * 6
@@ -110,7 +112,7 @@ def test_the_best_is_what_recipes_read(tmp_path, arguments, capsys):
     assert "←" in capsys.readouterr().out
     # other settings are another sweep
     assert skipless(arguments(12)) == 2
-    assert "give another --folder" in capsys.readouterr().err
+    assert "choose another --output" in capsys.readouterr().err
 
 
 def sweep_of(tmp_path, *over, cache_dir=None, source=None, **options):
@@ -152,7 +154,7 @@ def test_a_trial_far_behind_is_given_up_if_asked(tmp_path, source, cache_dir):
     sweep = sweep_of(tmp_path, "train.lr=3e-3,2e-3,1e-9", **options)
     sweep.work()
     assert [point.state for point in sweep.results()] == ["complete", "complete", "pruned"]
-    assert not state(Run(tmp_path / "runs" / sweep.results()[2].run)).finished
+    assert not completion(Run(tmp_path / "runs" / sweep.results()[2].run)).finished
 
 
 def test_a_finished_run_is_not_trained_again(tmp_path, source, cache_dir):
@@ -160,9 +162,11 @@ def test_a_finished_run_is_not_trained_again(tmp_path, source, cache_dir):
     cfg = sweep.config("sas", {"train.lr": 3e-3})
     run = train(cfg, tmp_path / "runs" / "mine", trackers=[], cache_dir=cache_dir)
     written = run.metrics_file.stat().st_mtime_ns
+    (run.folder / "checkpoints" / ".tmp-step-00000001-0123abcd").mkdir()  # killed while it removed an old one
     sweep.work()
     (point,) = sweep.results()
     assert (point.run, run.metrics_file.stat().st_mtime_ns) == ("mine", written)
+    assert run.leftovers() == []
 
 
 @pytest.mark.parametrize(

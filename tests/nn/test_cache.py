@@ -9,8 +9,8 @@ from hypothesis import strategies as st
 
 from skipless import BLOCKS, CausalLM, ModelConfig
 from skipless.nn.kernels import slabs
-from tests.nn.test_plain_is_kernels import disturbed
-from tests.variants import VARIANTS
+from tests.helpers.variants import VARIANTS
+from tests.helpers.weights import disturbed
 
 POSITIONS = ["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"]
 TOLERANCE = {torch.float64: 1e-10, torch.float32: 1e-5}
@@ -119,6 +119,18 @@ def test_bytes():
     assert make("pre-ln", dtype=torch.float32).new_cache(2).nbytes == 2 * 48 * full.bytes_per_token
 
 
+def test_the_sum_so_far_is_kept_in_float32():
+    """In bfloat16 itself a sum of ones stops at 256, and from then on the mean would fall."""
+    model = make("sas-p", dtype=torch.bfloat16, length=600)
+    cache = model.new_cache(1)
+    ones = torch.ones(1, 3, 1, 8, dtype=torch.bfloat16)
+    for _ in range(600):
+        cache.begin(torch.zeros(1, 1, dtype=torch.long), None)
+        mean = cache.layers[0].mean(ones)
+        cache.advance(1)
+    assert torch.equal(mean, ones)
+
+
 def test_modes():
     sas, pre_ln = make("sas"), make("pre-ln")
     assert pre_ln.new_cache(1).mode == "kv"
@@ -161,11 +173,12 @@ def test_folding_changes_nothing(block, slabs_from, monkeypatch):
     """Beyond rounding, with and without a cache, by slabs and without; and there is less to do."""
     monkeypatch.setattr(slabs, "LARGE_MATRIX", slabs_from)
     model = make(block)
-    short = model.fold()
     ids = torch.randint(V, (2, 24))
     with torch.no_grad():
         expected = model(ids)
+        short = model.fold()
         assert_equal(short(ids), expected)
+        assert torch.equal(model(ids), expected)  # which may go on training
     for mode in modes(model):  # pieces of fewer and of more tokens than a head is wide
         for one in (model, short):
             assert_equal(feed(one, ids, [3, 4, 16, 17], mode), expected)

@@ -8,9 +8,9 @@ import torch.nn.functional as F
 
 from skipless import BLOCKS, CausalLM, GainConfig, ModelConfig
 from skipless.nn import Mask
-from skipless.nn.positions import apply_rope, make_rope
-from tests.nn.test_plain_is_kernels import disturbed
-from tests.variants import VARIANTS
+from skipless.nn.positions import apply_rope, make_rope, sinusoids
+from tests.helpers.variants import VARIANTS
+from tests.helpers.weights import disturbed
 
 D, H, T = 12, 3, 7
 
@@ -147,6 +147,12 @@ def test_layer_norm_and_query_key_norm(x):
     assert (k / block.attention.key_norm.weight).square().mean(-1).sub(1).abs().max() < 1e-4
 
 
+def test_the_authors_norm_adds_epsilon_outside_the_root(x):
+    block = first_block(VARIANTS["authors-sas"].replace(norm_eps=0.5))
+    by_hand = x / (torch.sqrt(x.square().mean(-1, keepdim=True)) + 0.5) * block.norm_sa.weight
+    torch.testing.assert_close(block.norm_sa(x), by_hand, rtol=1e-10, atol=1e-10)
+
+
 def test_rotary_scores_depend_on_the_distance_alone():
     q, k = torch.randn(2, 1, 1, 1, 8, dtype=torch.float64)
 
@@ -171,3 +177,14 @@ def test_positions_are_added_to_the_embedding():
     angle = torch.arange(5.0)[:, None] / 10_000**k
     expected = model.embedding.weight[ids[0]] + 0.02 * math.sqrt(2) * torch.cat([angle.sin(), angle.cos()], -1)
     torch.testing.assert_close(seen[0][0], expected, rtol=1e-5, atol=1e-6)
+
+
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
+def test_far_positions_are_told_apart(dtype):
+    """Whatever the type of the model: angles are made in float32, and only sines and cosines are rounded."""
+    positions = torch.arange(1000, 1400)
+    angle = positions.double()[:, None] / 10_000 ** (torch.arange(0, D, 2).double() / D)
+    expected = torch.cat([angle.sin(), angle.cos()], -1)
+    torch.testing.assert_close(sinusoids(positions, D, dtype).double(), expected, rtol=0, atol=1e-2)
+    cos, _ = make_rope(positions[None], D, dtype)
+    torch.testing.assert_close(cos[0, 0].double(), angle.cos(), rtol=0, atol=1e-2)

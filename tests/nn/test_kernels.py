@@ -3,11 +3,12 @@
 import pytest
 import torch
 import torch.nn.functional as F
+from torch._subclasses.fake_tensor import FakeTensorMode
 
-from skipless.config import ModelConfig
+from skipless.config.model import ModelConfig
 from skipless.nn import CausalLM, Mask, MaskedLM
 from skipless.nn.kernels import ops
-from skipless.nn.kernels.predicate import are_products, are_untouched, runs_eagerly, trains
+from skipless.nn.kernels.predicate import are_plain_linear, have_no_hooks, runs_eagerly, trains
 
 SHAPES = [(1, 1), (2, 15), (3, 16), (2, 17), (1, 64), (2, 100)]
 
@@ -52,17 +53,33 @@ def test_shaped_causal(shape, heads):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
 
 
-def test_shaped_causal_beside_another_branch():
+@pytest.mark.parametrize("heads", [1, 3])
+@pytest.mark.parametrize("length", [1, 16, 17, 64])
+def test_shaped_causal_beside_another_branch(length, heads):
     """The sum of both branches in one go, and its gradients."""
-    v, attended, other, grad = torch.randn(4, 2, 17, 3, 4, dtype=torch.float64).transpose(2, 3)
-    gains = [*torch.randn(3, 3, 1, 1, dtype=torch.float64), torch.randn(1, dtype=torch.float64)]
-    inputs = [tensor.clone().requires_grad_() for tensor in (v, attended, *gains[:3], other, gains[3])]
-    v, attended, alpha, beta, gamma, other, gain = inputs
-    ours = ops.shaped_causal(*inputs)
-    theirs = alpha * v + beta * attended - gamma * Mask(True).mean(v) + gain * other
+    v, attended, other, grad = torch.randn(4, 2, length, 3, 4, dtype=torch.float64).transpose(2, 3)
+    gains, outer = torch.randn(3, heads, 1, 1, dtype=torch.float64), torch.randn(2, 1, dtype=torch.float64)
+    inputs = [tensor.clone().requires_grad_() for tensor in (v, attended, *gains, outer[0], other, outer[1])]
+    v, attended, alpha, beta, gamma, scale, other, gain = inputs
+    ours = ops.shaped_causal_sum(*inputs)
+    theirs = scale * (alpha * v + beta * attended - gamma * Mask(True).mean(v)) + gain * other
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grad) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-9, atol=1e-11)
+
+
+def test_constants_are_of_their_size_and_type_and_no_fake_is_kept():
+    """What is made once must not be what another size, another type or a trace without memory asked for."""
+    for dtype in (torch.float32, torch.float64, torch.float32):
+        for length in (32, 48, 32):
+            x = torch.randn(2, length, 6, dtype=dtype)
+            with FakeTensorMode() as fake:
+                ops.running_sum(fake.from_tensor(x))
+                ops.suffix_sum(fake.from_tensor(x))
+            with torch.inference_mode():
+                ops.suffix_sum(x)
+            assert type(ops.suffix_sum(x)) is torch.Tensor
+            torch.testing.assert_close(ops.running_sum(x), x.cumsum(1))
 
 
 @pytest.mark.parametrize("shape", SHAPES)
@@ -94,10 +111,10 @@ def test_fan_out(piece):
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
     for a, b in zip(*(torch.autograd.grad(y, inputs, grads) for y in (ours, theirs)), strict=True):
         torch.testing.assert_close(a, b, rtol=1e-12, atol=1e-12)
-    assert are_products(torch.nn.Linear(8, 3, bias=False))
-    assert not are_products(torch.nn.Linear(8, 3))
-    assert not are_products(torch.nn.Identity())
-    assert not are_products(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 3, bias=False)))
+    assert are_plain_linear(torch.nn.Linear(8, 3, bias=False))
+    assert not are_plain_linear(torch.nn.Linear(8, 3))
+    assert not are_plain_linear(torch.nn.Identity())
+    assert not are_plain_linear(torch.nn.utils.parametrizations.weight_norm(torch.nn.Linear(8, 3, bias=False)))
 
 
 def test_relu_linear(piece):
@@ -122,13 +139,13 @@ def test_two_terms():
 
 @pytest.mark.parametrize("rows", [3, 4, 100])
 def test_cross_entropy(rows):
-    """Against PyTorch's, with labels that are ignored, a factor from outside, and a second backward."""
+    """Against PyTorch's, with labels that are ignored, a factor from outside, and more backwards than one."""
     hidden, weight = torch.randn(8, 5, dtype=torch.float64), 9 * torch.randn(7, 5, dtype=torch.float64)
     inputs, labels = (hidden.requires_grad_(), weight.requires_grad_()), torch.tensor([0, 6, -100, 3, 3, -100, 1, 2])
     ours = ops.cross_entropy(*inputs, labels, -100, rows)
     theirs = F.cross_entropy(hidden @ weight.mT, labels)
     torch.testing.assert_close(ours, theirs, rtol=1e-12, atol=1e-12)
-    for factor in (1.0, 0.25):
+    for factor in (0.25, 1.0, 0.5):
         pair = (torch.autograd.grad(loss * factor, inputs, retain_graph=True) for loss in (ours, theirs))
         for a, b in zip(*pair, strict=True):
             torch.testing.assert_close(a, b, rtol=1e-10, atol=1e-12)
@@ -223,12 +240,12 @@ def test_where_they_do_not_run():
 )
 def test_a_module_with_a_hook_is_not_untouched(register):
     module = torch.nn.Linear(2, 2)
-    assert are_untouched(module)
+    assert have_no_hooks(module)
     handle = register(module)
     try:
-        assert not are_untouched(module)
+        assert not have_no_hooks(module)
     finally:
         handle.remove()
-    assert are_untouched(module)
+    assert have_no_hooks(module)
     module.forward = lambda x: x
-    assert not are_untouched(module)
+    assert not have_no_hooks(module)

@@ -7,13 +7,13 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from skipless import BLOCKS, BlockConfig, CausalLM, GainConfig, MaskedLM, ModelConfig, SequenceClassifier
-from skipless.config import parse_block
-from skipless.machine import check_cpu_bf16
+from skipless.config.block import parse_block
+from skipless.distributed.devices import check_cpu_bf16
 from skipless.nn import init_weights
 from skipless.nn.layers import ReparamLinear, RMSNorm, WithGains
 from skipless.nn.positions import LearnedPositions
-from tests.nn.test_plain_is_kernels import disturbed
-from tests.variants import VARIANTS
+from tests.helpers.variants import VARIANTS
+from tests.helpers.weights import disturbed
 
 BF16_PROBLEM = None
 try:

@@ -10,13 +10,14 @@ import torch
 from torch.utils._python_dispatch import TorchDispatchMode
 
 from skipless import BLOCKS, CausalLM, MaskedLM, ModelConfig, UserError
-from skipless.machine import check_cpu_bf16
+from skipless.distributed.devices import check_cpu_bf16
 from skipless.nn import Mask, explicit_form
 from skipless.nn.kernels import disabled, install, plain_type
 from skipless.nn.kernels import modules as kernels
 from skipless.nn.layers import MLP
 from skipless.nn.masks import QUERY_BLOCK, alibi_slopes
-from tests.variants import VARIANTS
+from tests.helpers.variants import VARIANTS
+from tests.helpers.weights import disturbed
 
 LENGTHS = (1, 2, 7, 128, 257)
 TOLERANCE = {torch.float64: 1e-9, torch.float32: 1e-4}
@@ -55,14 +56,6 @@ MASKS = {
     "causal-alibi-padded": lambda n: Mask(True, padding=padding(n, "left"), alibi=alibi_slopes(H)),
     "bidirectional-alibi-documents": lambda n: Mask(False, documents=packed(n), alibi=alibi_slopes(H)),
 }
-
-
-def disturbed(model, size=0.3):
-    """Move every weight, so that no gain, no ΔW and no query hides behind its initial value."""
-    with torch.no_grad():
-        for parameter in model.parameters():
-            parameter.add_(torch.randn_like(parameter) * size)
-    return model
 
 
 def small(block, dtype=torch.float32, **changes):
@@ -141,6 +134,21 @@ def test_whole_models_agree(block, kind, positions):
         assert_close(fast, slow, 1e-9, extra.keys())
 
 
+@pytest.mark.parametrize("block", ["pre-ln", "parallel", "sas", "sas-p"])
+def test_dropout_is_that_of_the_plain_equations(block):
+    """Drawn in the same places and in the same order."""
+    model = small(block, torch.float64, dropout=0.5).train()
+    ids, labels = torch.randint(32, (2, B, 16))
+    torch.manual_seed(1)
+    fast = model.loss(ids, labels)
+    torch.manual_seed(1)
+    with disabled(model):
+        plain = model.loss(ids, labels)
+    torch.testing.assert_close(fast, plain, rtol=1e-12, atol=1e-12)
+    torch.manual_seed(2)
+    assert not torch.allclose(model.loss(ids, labels), plain)
+
+
 class LargestTensor(TorchDispatchMode):
     """Remembers the largest tensor that any operation returned."""
 
@@ -186,6 +194,17 @@ def test_fast_form_makes_no_square_matrix(kind):
     with LargestTensor() as largest, explicit_form(model), torch.no_grad():
         model.blocks[0](x[:, :64], Mask(True))
     assert largest.numel >= 64 * 64
+
+
+def test_the_explicit_form_can_be_asked_for_twice():
+    model, x = small("sas", n_layer=1), torch.randn(1, 64, 8)
+    with explicit_form(model), torch.no_grad():
+        with explicit_form(model):
+            pass
+        with LargestTensor() as largest:
+            model.blocks[0](x, Mask(True))
+    assert largest.numel >= 64 * 64
+    assert not any("forward" in vars(module) for module in model.modules())
 
 
 # ---------------------------------------------------------------------------------- autocast
@@ -287,6 +306,22 @@ def test_a_hook_on_one_module_alone_fires_and_sees_what_a_plain_model_shows(bloc
             theirs = look()
         assert len(ours) == len(theirs), name
         assert_close(ours, theirs, 1e-9, name)
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("block", ["pre-ln", "sas-p"])
+def test_what_a_hook_has_seen_stays_as_it_was(block, grad):
+    """A kernel that overwrites its input must not overwrite what somebody looks at."""
+    model = small(block, torch.float64)
+    ids = torch.randint(32, (B, 16))
+    for name, module in model.named_modules():
+        seen = []
+        handle = module.register_forward_hook(lambda _m, _i, output, seen=seen: seen.append((output, output.clone())))
+        with torch.set_grad_enabled(grad):
+            model(ids)
+        handle.remove()
+        assert seen or isinstance(module, torch.nn.ModuleList), name
+        assert all(torch.equal(now, then) for now, then in seen), name
 
 
 # -------------------------------------------------------------------------------- swapping

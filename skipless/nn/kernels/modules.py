@@ -16,8 +16,17 @@ from skipless.nn.attention import Attention as PlainAttention
 from skipless.nn.blocks import ParallelBlock as PlainParallelBlock
 from skipless.nn.blocks import SequentialBlock as PlainSequentialBlock
 from skipless.nn.cache import InputCache
-from skipless.nn.kernels.ops import cross_entropy, fan_out, relu_linear, rms_norm, shaped_causal, tie, two_terms
-from skipless.nn.kernels.predicate import are_products, are_untouched, runs_eagerly, trains
+from skipless.nn.kernels.ops import (
+    cross_entropy,
+    fan_out,
+    relu_linear,
+    rms_norm,
+    shaped_causal,
+    shaped_causal_sum,
+    tie,
+    two_terms,
+)
+from skipless.nn.kernels.predicate import are_plain_linear, have_no_hooks, runs_eagerly, trains
 from skipless.nn.kernels.slabs import slab_product
 from skipless.nn.layers import GLU, Gain, Term, identity, scaled
 from skipless.nn.layers import MLP as PlainMLP
@@ -80,11 +89,11 @@ class MLP(PlainMLP):
 
     def contract(self, hidden: Tensor) -> Tensor:
         # `up` keeps its input, not its output: unless somebody looks at that, it can be overwritten
-        if not (runs_eagerly(hidden) and are_untouched(self.up)):
+        if not (runs_eagerly(hidden) and have_no_hooks(self.up)):
             return super().contract(hidden)
         if self.activation is not F.relu:
             return super().contract(hidden)
-        if are_products(self.down) and trains(hidden, self.down.weight):
+        if are_plain_linear(self.down) and trains(hidden, self.down.weight):
             return self.dropout(relu_linear(hidden, self.down.weight))
         return self.dropout(self.down(F.relu_(hidden)))
 
@@ -113,14 +122,14 @@ class Attention(PlainAttention):
         if mask.of_inputs:
             return self.from_inputs(x, self.query(x), self.value(x), mask)
         maps = self.products()
-        if not (are_products(*maps) and trains(x, *(part.weight for part in maps))):
+        if not (are_plain_linear(*maps) and trains(x, *(part.weight for part in maps))):
             return super().forward(x, mask, rope)
         q, k, *rest, x = fan_out(x, *(part.weight for part in maps))
         return self.mix(q, k, rest[0] if rest else self.value(x), mask, rope)
 
     def products(self) -> list[nn.Linear]:
         """The maps of the input that are linear layers: queries, keys, and the values where they are a product."""
-        return [self.query, self.key, *([self.value] if are_products(self.value) else [])]  # pyrefly: ignore
+        return [self.query, self.key, *([self.value] if are_plain_linear(self.value) else [])]  # pyrefly: ignore
 
     def from_inputs(self, x: Tensor, q: Tensor, v: Tensor, cache: MaskLike) -> Tensor:
         """The same from a cache of inputs alone, (B, t, d) → (B, t, d).
@@ -155,7 +164,7 @@ class Attention(PlainAttention):
 
 
 def _is_linear(layer: object) -> bool:
-    return isinstance(layer, nn.Linear) and are_untouched(layer)
+    return isinstance(layer, nn.Linear) and have_no_hooks(layer)
 
 
 def _weights(absorbed: Tensor, inputs: Tensor, d_head: int, mask: Mask) -> Tensor:
@@ -207,23 +216,23 @@ class ParallelBlock(PlainParallelBlock):
     def _fans_out(self, mha: Attention, mlp: PlainMLP | GLU, x: Tensor, mask: MaskLike) -> bool:
         """Whether the products of attention and MLP can be made together without calling either."""
         maps = (mha.query, mha.key, mlp.up)
-        plain = are_untouched(mha, mlp) and are_products(*maps) and not mask.of_inputs
+        plain = have_no_hooks(mha, mlp) and are_plain_linear(*maps) and not mask.of_inputs
         return plain and trains(x, *(part.weight for part in maps))
 
     def _joins(self, mha: Attention, v: Tensor, mask: MaskLike) -> bool:
         """Whether the mixing and the sum of both branches can be one operation."""
         mixing, last = mha.mixing, mha.projection is identity and not (mha.training and mha.dropout.p)
-        plain = last and type(mixing) is Shaped and are_untouched(mixing, mha.dropout)
+        plain = last and type(mixing) is Shaped and have_no_hooks(mixing, mha.dropout)
         return plain and mixing.fuses(mask, v, self.beta_sa, self.beta_ff)
 
     def _joined(
         self, mha: Attention, q: Tensor, k: Tensor, v: Tensor, other: Tensor, mask: MaskLike, rope: Rope | None
     ) -> Tensor:
         """β_SA·MHA + β_FF·MLP, (B, T, d)."""
-        own, v, beta_sa = mha.mixing, mha.heads(v), self.beta_sa.view(1, 1, 1)  # pyrefly: ignore
+        own, v = mha.mixing, mha.heads(v)
         attended = mask.attend(*mha.queries_keys(q, k, rope), v)
-        alpha, beta, gamma = (gain * beta_sa for gain in (own.alpha, own.beta, own.gamma))  # pyrefly: ignore
-        joined = shaped_causal(v, attended, alpha, beta, gamma, mha.heads(other), self.beta_ff)  # pyrefly: ignore
+        gains = (own.alpha, own.beta, own.gamma, self.beta_sa)
+        joined = shaped_causal_sum(v, attended, *gains, mha.heads(other), self.beta_ff)  # pyrefly: ignore
         return joined.transpose(1, 2).flatten(-2)
 
 
@@ -256,7 +265,7 @@ class _ChunkedLoss(LanguageModel):
         documents: Tensor | None = None,
     ) -> Tensor:
         embedding = self.embedding
-        ties = self.head is None and type(embedding) is Embedding and are_untouched(embedding)
+        ties = self.head is None and type(embedding) is Embedding and have_no_hooks(embedding)
         if not (ties and trains(embedding.weight)):
             return super().loss(ids, labels, attention_mask, documents)
         embedding.alias, self._tied_head = tie(embedding.weight)

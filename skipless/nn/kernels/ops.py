@@ -2,22 +2,48 @@
 
 Each is tested against the form that one reads: `rms_norm` against `torch.nn.functional.rms_norm`, `fan_out` and
 `wide_product` against `F.linear`, `relu_linear` against the plain MLP, `two_terms` against a sum, `shaped_causal`
-against the plain mixing, `cross_entropy` against `F.cross_entropy`. When they may run is said in `predicate`.
+and `shaped_causal_sum` against the plain mixing, `cross_entropy` against `F.cross_entropy`. When they may run is said
+in `predicate`.
 
 Shapes: B batch, T tokens, H heads, D width of a head, d = H·D.
 """
 
-from typing import Any
+from collections.abc import Callable
+from functools import lru_cache
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor
-from torch.autograd.function import once_differentiable
+from torch._subclasses.fake_tensor import FakeTensor
+
+Backward = TypeVar("Backward", bound=Callable[..., Any])
+
+
+def once_differentiable(backward: Backward) -> Backward:
+    """PyTorch's decorator of the same name, which forgets the type of what it decorates."""
+    decorated: Any = torch.autograd.function.once_differentiable(backward)
+    return decorated
+
 
 CHUNK = 16
 """Tokens of a running sum that are summed by one small product. Not tuned: best of 16, 32 and 64 on a busy CPU."""
 
 PIECE = 1024
 """Columns that `wide_product` makes at a time, and the rows above which it need not (`benchmarks/wide.py`)."""
+
+
+Constant = Callable[[int, torch.dtype], Tensor]
+
+
+def constant(make: Constant, size: int, like: Tensor) -> Tensor:
+    """What follows from a size and a type alone: made once, for a narrow model spends more time on it than it looks."""
+    return make(size, like.dtype) if isinstance(like, FakeTensor) else _made_once(make, size, like.dtype)
+
+
+@lru_cache(maxsize=64)
+def _made_once(make: Constant, size: int, dtype: torch.dtype) -> Tensor:
+    with torch.inference_mode(mode=False):
+        return make(size, dtype)
 
 
 def rms_norm(x: Tensor, weight: Tensor, eps: float) -> Tensor:
@@ -42,7 +68,7 @@ class _RMSNorm(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor, None]:  # pyrefly: ignore
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor, None]:
         (grad,), (x, weight, scale) = grad_outputs, ctx.saved_tensors
         width = x.shape[-1]
         product = (grad * x).contiguous()
@@ -60,7 +86,7 @@ def running_sum(x: Tensor) -> Tensor:
     whole = length // CHUNK * CHUNK
     if not whole:
         return x.cumsum(1)
-    triangle = torch.ones(CHUNK, CHUNK, dtype=x.dtype, device=x.device).tril_()
+    triangle = constant(_triangle, CHUNK, x)
     chunks = x[:, :whole].reshape(-1, CHUNK, width)
     sums = (triangle @ chunks).view(batch, whole // CHUNK, CHUNK, width)
     sums[:, 1:] += sums[:, :-1, -1:].cumsum(1)
@@ -71,20 +97,28 @@ def running_sum(x: Tensor) -> Tensor:
     return torch.cat([sums, rest], dim=1)
 
 
-def shaped_causal(
+def _triangle(size: int, dtype: torch.dtype) -> Tensor:
+    """Sums over the tokens so far, as a matrix."""
+    return torch.ones(size, size, dtype=dtype).tril_()
+
+
+def shaped_causal(v: Tensor, attended: Tensor, alpha: Tensor, beta: Tensor, gamma: Tensor) -> Tensor:
+    """α·V + β·(A V) − γ·(C V) under a causal mask, for (B, H, T, D) values and gains of one or H heads."""
+    return _ShapedCausal.apply(v, attended, alpha, beta, gamma, None, None, None)
+
+
+def shaped_causal_sum(
     v: Tensor,
     attended: Tensor,
     alpha: Tensor,
     beta: Tensor,
     gamma: Tensor,
-    other: Tensor | None = None,
-    gain: Tensor | None = None,
+    scale: Tensor,
+    other: Tensor,
+    gain: Tensor,
 ) -> Tensor:
-    """α·V + β·(A V) − γ·(C V) under a causal mask, and gain·other if there is another branch, of one gain.
-
-    For (B, H, T, D) values and gains of one or H heads.
-    """
-    return _ShapedCausal.apply(v, attended, alpha, beta, gamma, other, gain)
+    """The same times `scale`, a gain of one element, plus another branch times another such gain."""
+    return _ShapedCausal.apply(v, attended, alpha, beta, gamma, scale, other, gain)
 
 
 class _ShapedCausal(torch.autograd.Function):
@@ -101,34 +135,55 @@ class _ShapedCausal(torch.autograd.Function):
         alpha: Tensor,
         beta: Tensor,
         gamma: Tensor,
+        scale: Tensor | None,
         other: Tensor | None,
         gain: Tensor | None,
     ) -> Tensor:
         v, attended = v.transpose(1, 2), attended.transpose(1, 2)  # (B, T, H, D), as the model's stream lies
         other = None if other is None else other.transpose(1, 2)
-        ctx.save_for_backward(v, attended, alpha, beta, gamma, other, gain)
+        gains = torch.stack([alpha, beta, gamma])  # (3, 1 or H, 1, 1)
+        ctx.save_for_backward(v, attended, gains, scale, other, gain)
+        a, b, c = _scaled_gains(gains, scale)
         out = running_sum(v.flatten(2)).view(v.shape)
-        out.mul_(gamma.view(-1, 1) / _counts(v).neg_())
-        out.addcmul_(v, alpha.view(-1, 1)).addcmul_(attended, beta.view(-1, 1))
+        out.mul_(constant(_minus_shares, v.shape[1], v) * c)
+        out.addcmul_(v, a).addcmul_(attended, b)
         if other is not None and gain is not None:
             out.addcmul_(other, gain)
         return out.transpose(1, 2)
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
-        v, attended, alpha, beta, gamma, other, gain = ctx.saved_tensors
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
+        v, attended, gains, scale, other, gain = ctx.saved_tensors
+        a, b, c = _scaled_gains(gains, scale)
         grad = grad_outputs[0].transpose(1, 2)  # (B, T, H, D)
         grad_other = None if other is None else grad.mul(gain).transpose(1, 2)
         grad_gain = None if other is None else _inner(grad, other).view(gain.shape)
         later = suffix_sum(grad.flatten(2)).view(v.shape)
         product = torch.empty_like(later)
-        grad_alpha, grad_beta = _per_head(grad, v, alpha, product), _per_head(grad, attended, beta, product)
-        grad_gamma = _per_head(later, v, gamma, product).neg_()
-        grad_v = torch.mul(grad, alpha.view(-1, 1), out=product).addcmul_(later, gamma.view(-1, 1), value=-1)
-        grad_attended = torch.mul(grad, beta.view(-1, 1), out=later)
+        sums = [_per_column(x, y, product) for x, y in ((grad, v), (grad, attended), (later, v))]
+        grad_gains, grad_scale = _gain_gradients(torch.cat(sums), gains, scale, v.shape[2])
+        grad_v = torch.mul(grad, a, out=product).addcmul_(later, c, value=-1)
+        grad_attended = torch.mul(grad, b, out=later)
         grad_v, grad_attended = grad_v.transpose(1, 2), grad_attended.transpose(1, 2)
-        return grad_v, grad_attended, grad_alpha, grad_beta, grad_gamma, grad_other, grad_gain
+        return grad_v, grad_attended, *grad_gains, grad_scale, grad_other, grad_gain
+
+
+def _scaled_gains(gains: Tensor, scale: Tensor | None) -> tuple[Tensor, ...]:
+    """α, β and γ, (1 or H, 1) each, as they weigh (B, T, H, D)."""
+    return (gains if scale is None else gains * scale).flatten(1).unsqueeze(-1).unbind()
+
+
+def _gain_gradients(
+    columns: Tensor, gains: Tensor, scale: Tensor | None, n_head: int
+) -> tuple[tuple[Tensor, ...], Tensor | None]:
+    """The gradients of α, β, γ and of what scales them, from Σ over the tokens of the three products, (3, d)."""
+    heads = columns.view(3, n_head, -1).sum(-1)
+    heads[2].neg_()
+    found = (heads if gains.shape[1] > 1 else heads.sum(1)).view(gains.shape)
+    if scale is None:
+        return found.unbind(), None
+    return (found * scale).unbind(), _inner(found, gains).view(scale.shape)
 
 
 def _inner(a: Tensor, b: Tensor) -> Tensor:
@@ -139,30 +194,42 @@ def _inner(a: Tensor, b: Tensor) -> Tensor:
 def suffix_sum(x: Tensor) -> Tensor:
     """Σ_(i ≥ j) x_i / (i + 1) over the tokens of (B, T, d): chunks by small products, then what later chunks add."""
     batch, length, width = x.shape
-    shares = 1 / torch.arange(1, length + 1, dtype=x.dtype, device=x.device)
-    chunk = CHUNK if length % CHUNK == 0 else length if length < 4 * CHUNK else 1
+    chunk = chunk_of(length)
     if chunk == 1:  # no whole number of chunks
-        shared = x * shares[:, None]
+        shared = x * constant(_minus_shares, length, x).view(-1, 1).neg()
         return (shared.sum(1, keepdim=True) - running_sum(shared)).add_(shared)
-    triangles = torch.ones(chunk, chunk, dtype=x.dtype, device=x.device).triu_() * shares.view(-1, 1, chunk)
+    triangles = constant(_sharing_triangles, length, x)
     sums = triangles @ x.reshape(batch, -1, chunk, width)  # (T / chunk, chunk, chunk) · (B, T / chunk, chunk, d)
     later = sums[:, 1:, :1].flip(1).cumsum(1).flip(1)
     sums[:, :-1] += later
     return sums.view(batch, length, width)
 
 
-def _counts(v: Tensor) -> Tensor:
-    """(T, 1, 1): tokens that each token sees."""
-    return torch.arange(1, v.shape[1] + 1, dtype=v.dtype, device=v.device).view(-1, 1, 1)
+def chunk_of(length: int) -> int:
+    """How many tokens `suffix_sum` adds up by one product."""
+    return CHUNK if length % CHUNK == 0 else length if length < 4 * CHUNK else 1
 
 
-def _per_head(a: Tensor, b: Tensor, gain: Tensor, product: Tensor) -> Tensor:
-    """Σ a·b over batch, tokens and the width of a head, in the shape of a gain; `product` is overwritten."""
+def _sharing_triangles(length: int, dtype: torch.dtype) -> Tensor:
+    """(T / chunk, chunk, chunk): sums from behind, each token as its share 1 / (i + 1)."""
+    chunk = chunk_of(length)
+    return torch.ones(chunk, chunk, dtype=dtype).triu_() / torch.arange(1, length + 1, dtype=dtype).view(-1, 1, chunk)
+
+
+def _minus_shares(length: int, dtype: torch.dtype) -> Tensor:
+    """(T, 1, 1): −1 over the number of tokens that each token sees."""
+    return -1 / torch.arange(1, length + 1, dtype=dtype).view(-1, 1, 1)
+
+
+def _ones(size: int, dtype: torch.dtype) -> Tensor:
+    return torch.ones(1, size, dtype=dtype)
+
+
+def _per_column(a: Tensor, b: Tensor, product: Tensor) -> Tensor:
+    """Σ a·b over batch and tokens, (1, H·D); `product` is overwritten."""
     torch.mul(a, b, out=product)
     tokens = product.shape[0] * product.shape[1]
-    columns = product.new_ones(1, tokens) @ product.view(tokens, -1)  # (1, H·D)
-    heads = columns.view(product.shape[2], -1).sum(-1)
-    return (heads if gain.numel() > 1 else heads.sum()).view(gain.shape)
+    return constant(_ones, tokens, product) @ product.view(tokens, -1)
 
 
 def wide_product(a: Tensor, b: Tensor) -> Tensor:
@@ -192,7 +259,7 @@ class _FanOut(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         *grads, total = (None if grad is None else grad.flatten(0, -2) for grad in grad_outputs)
         x, *weights = ctx.saved_tensors
         flat, own = x.flatten(0, -2), None
@@ -223,7 +290,7 @@ class _ReluLinear(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor]:  # pyrefly: ignore
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, Tensor]:
         (grad,), (hidden, weight) = grad_outputs, ctx.saved_tensors
         grad_weight = wide_product(grad.flatten(0, -2).mT, hidden.flatten(0, -2))
         grad_hidden = wide_product(grad, weight)
@@ -244,7 +311,7 @@ class _TwoTerms(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:  # pyrefly: ignore
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor, ...]:
         (grad,), (a, x, b, y) = grad_outputs, ctx.saved_tensors
         return _inner(grad, x).view(a.shape), grad * a, _inner(grad, y).view(b.shape), grad * b
 
@@ -262,7 +329,7 @@ class _Tie(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> Tensor | None:  # pyrefly: ignore
+    def backward(ctx: Any, *grad_outputs: Any) -> Tensor | None:
         rows, head = grad_outputs
         if rows is None or head is None:
             return rows.to_dense() if head is None and rows is not None else head
@@ -293,7 +360,7 @@ class _CrossEntropy(torch.autograd.Function):
 
     @staticmethod
     @once_differentiable
-    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:  # pyrefly: ignore
+    def backward(ctx: Any, *grad_outputs: Any) -> tuple[Tensor | None, ...]:
         grads = ctx.grads or _cross_entropy(*ctx.saved_tensors, *ctx.options)[1:]
         ctx.grads = None
         if grad_outputs[0] != 1:

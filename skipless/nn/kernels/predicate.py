@@ -1,5 +1,7 @@
 """When a kernel may run in the place of the equation it stands beside."""
 
+from typing import Any
+
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
@@ -10,7 +12,7 @@ KINDS = (Tensor, nn.Parameter, FakeTensor)
 """Not a sharded or a quantised tensor; a fake one stands for a plain one where memory is counted."""
 
 
-def runs_eagerly(*tensors: object) -> bool:
+def runs_eagerly(*tensors: Any) -> bool:
     """Whether all of these are tensors of one exact type on a CPU, and what is done with them is done at once, as said.
 
     Under torch.compile, autocast or a transform of torch.func the plain equation runs: it can be traced, it knows the
@@ -18,20 +20,20 @@ def runs_eagerly(*tensors: object) -> bool:
     """
     first = tensors[0]
     return (
-        all(type(x) in KINDS and x.device.type == "cpu" and x.dtype == first.dtype for x in tensors)  # pyrefly: ignore
-        and first.dtype in EXACT  # pyrefly: ignore
+        all(type(x) in KINDS and x.device.type == "cpu" and x.dtype == first.dtype for x in tensors)
+        and first.dtype in EXACT
         and not torch.compiler.is_compiling()
         and not torch.is_autocast_enabled("cpu")
         and torch._C._functorch.peek_interpreter_stack() is None
     )
 
 
-def trains(*tensors: object) -> bool:
+def trains(*tensors: Any) -> bool:
     """The same, where gradients are asked for."""
     return torch.is_grad_enabled() and runs_eagerly(*tensors)
 
 
-def are_untouched(*modules: nn.Module) -> bool:
+def have_no_hooks(*modules: nn.Module) -> bool:
     """Whether nobody would notice that these modules are not called: no hook of any kind, no forward of their own."""
     if hooks._global_forward_hooks or hooks._global_forward_pre_hooks:
         return False
@@ -47,6 +49,6 @@ def are_untouched(*modules: nn.Module) -> bool:
     )
 
 
-def are_products(*layers: object) -> bool:
+def are_plain_linear(*layers: Any) -> bool:
     """Whether each layer is a product with a matrix and nothing else: no bias, nothing that stands in for it."""
-    return all(type(layer) is nn.Linear and layer.bias is None for layer in layers) and are_untouched(*layers)  # pyrefly: ignore
+    return all(type(layer) is nn.Linear and layer.bias is None for layer in layers) and have_no_hooks(*layers)

@@ -8,11 +8,7 @@ from skipless.experiments.claims import Claim, compare, differences, throughout,
 from skipless.experiments.evidence import Evidence, History, final_ratios
 from skipless.experiments.experiment import Configs, experiment
 from skipless.experiments.outcome import Plot
-from skipless.experiments.papers.simplifying.attention import (
-    beta_plots,
-    only_the_first_value,
-    shrinks,
-)
+from skipless.experiments.papers.simplifying.attention import beta_plots, only_the_first_value, shrinks
 from skipless.experiments.papers.simplifying.bounds import (
     MANY_MAPS,
     MATCH,
@@ -28,8 +24,9 @@ from skipless.experiments.papers.simplifying.bounds import (
     slightly_beats,
     slightly_behind,
 )
-from skipless.experiments.recipes import BETAS, MLP_GAINS, Scale
-from skipless.experiments.series import gain_plot, loss_plot, ratio_plot, swept_plot
+from skipless.experiments.report.series import gain_plot, loss_plot, ratio_plot, swept_plot
+from skipless.experiments.scale import Scale
+from skipless.recipes.variants import BETAS, MLP_GAINS
 
 INITS = ("identity", "orthogonal")
 

@@ -19,8 +19,9 @@ from skipless.experiments.papers.simplifying.bounds import (
     losses,
     matches,
 )
-from skipless.experiments.recipes import BETAS, Scale
-from skipless.experiments.series import loss_plot, ratio_plot, swept_plot
+from skipless.experiments.report.series import loss_plot, ratio_plot, swept_plot
+from skipless.experiments.scale import Scale
+from skipless.recipes.variants import BETAS
 
 
 @experiment(

@@ -15,7 +15,7 @@ from skipless.experiments.papers.simplifying.bounds import (
     matches_or_beats,
     slightly_behind,
 )
-from skipless.experiments.recipes import Scale
+from skipless.experiments.scale import Scale
 from skipless.experiments.timings import PAPER_DECODER
 
 

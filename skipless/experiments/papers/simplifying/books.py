@@ -7,8 +7,8 @@ from skipless.experiments.claims import Claim, at_equal_time, compare
 from skipless.experiments.evidence import Evidence, History
 from skipless.experiments.experiment import experiment
 from skipless.experiments.outcome import Plot
-from skipless.experiments.recipes import Scale
-from skipless.experiments.series import loss_plot
+from skipless.experiments.report.series import loss_plot
+from skipless.experiments.scale import Scale
 
 PERPLEXITY_MATCH = 0.05
 """Perplexities at most 5% apart match: some 1.2% of the loss."""

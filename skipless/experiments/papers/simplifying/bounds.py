@@ -6,8 +6,8 @@ from skipless.experiments.claims import Claim, at_equal_time, compare
 from skipless.experiments.evidence import Evidence
 from skipless.experiments.experiment import Configs
 from skipless.experiments.outcome import Plot
-from skipless.experiments.recipes import Scale
-from skipless.experiments.series import loss_plot
+from skipless.experiments.report.series import loss_plot
+from skipless.experiments.scale import Scale
 
 MATCH = 0.02
 """`matches`: at most 2% apart. `clearly`, `significantly` slower: more than 2% above."""

@@ -1,0 +1,1 @@
+"""What can be said of a model: costs, device plan, signal, health, held-out loss, samples."""

@@ -1,0 +1,101 @@
+"""A block as a flow drawing, and what it does without."""
+
+from skipless.config.block import BlockConfig, GainConfig, MapConfig
+from skipless.nn.layers import is_identity
+
+
+def draw(block: BlockConfig) -> str:
+    """The block as a flow drawing, equation 1 or 7 with the parts that are there."""
+    return _draw_sequential(block) if block.layout == "sequential" else _draw_parallel(block)
+
+
+def _norm_name(block: BlockConfig) -> list[str]:
+    names = {"rmsnorm": "RMSNorm", "rms-plus-eps": "RMSNorm", "layernorm": "LayerNorm"}
+    return [names[block.norm]] if block.norm != "none" else []
+
+
+def _attention_name(block: BlockConfig) -> str:
+    matrix = "A"
+    if block.mixing != "softmax":
+        identity, centring = (
+            ("αI + " if block.alpha else ""),
+            (" − γC" if block.mixing == "shaped" and block.gamma else ""),
+        )
+        matrix = f"({identity}βA{centring})"
+    return f"MHA[ {matrix} X{_map_name(block.value, 'W^V')}{_map_name(block.projection, 'W^P')} ]"
+
+
+def _map_name(part: MapConfig, name: str) -> str:
+    if is_identity(part):
+        return ""
+    return f" {name}" if part.kind == "dense" else f" (αW₀+βΔ{name})"
+
+
+def _mlp_name(block: BlockConfig) -> str:
+    name = {"plain": "MLP", "glu": "GLU"}[block.mlp]
+    return f"{name}[ {block.activation} ]"
+
+
+def _gain_name(gain: GainConfig | None, symbol: str) -> list[str]:
+    """`·β` for a gain that does something: trainable, or fixed at another value than 1."""
+    if gain is None or (gain.init == 1 and not gain.trainable):
+        return []
+    return [f"·{symbol}" if gain.trainable else f"·{'depth' if gain.init == 'depth' else f'{gain.init:g}'}"]
+
+
+def _draw_sequential(block: BlockConfig) -> str:
+    line, below = " x ─", "    "
+    parts = (
+        (block.alpha_sa, block.beta_sa, "SA", _attention_name(block)),
+        (block.alpha_ff, block.beta_ff, "FF", _mlp_name(block)),
+    )
+    for alpha, beta, symbol, branch in parts:
+        if beta is None:
+            continue
+        before = _norm_name(block) if block.norm_position == "pre" else []
+        after = _norm_name(block) if block.norm_position == "post" else []
+        chain = " ─ ".join([*before, branch, *_gain_name(beta, f"β_{symbol}")])
+        if alpha is None:
+            line, below = f"{line}── {chain} ──", below + " " * (len(chain) + 6)
+        else:
+            skip = "".join(_gain_name(alpha, f"α_{symbol}")).center(len(chain) + 5, "─")
+            line, below = f"{line}┬─ {chain} ─(+)─", f"{below}└{skip}┘  "
+        if after:
+            line, below = f"{line} {after[0]} ─", below + " " * (len(after[0]) + 3)
+    return f"{line} out\n{below}".rstrip()
+
+
+def _draw_parallel(block: BlockConfig) -> str:
+    top = " ─ ".join([_attention_name(block), *_gain_name(block.beta_sa, "β_SA")]) if block.beta_sa else ""
+    bottom = " ─ ".join([_mlp_name(block), *_gain_name(block.beta_ff, "β_FF")]) if block.beta_ff else ""
+    width = max(len(top), len(bottom))
+    norm = "".join(f" {name} ─" for name in _norm_name(block)) or "─"
+    start = f" x ─{'┬' if block.alpha_comb else '─'}─{norm}"
+    pad = " " * len(start)
+    above, beside = (f" {text} ".ljust(width + 2, "─") for text in (top, bottom))
+    if top and bottom:
+        lines = [f"{pad}┌─{above}─┐", f"{start}┴─{beside}(+)─ out"]
+    else:
+        lines = [f"{start}──{above if top else beside}(+)─ out"]
+    if block.alpha_comb:
+        skip = "".join(_gain_name(block.alpha_comb, "α_comb")).center(len(start) + width, "─")
+        lines.append(f"    └{skip}┘")
+    return "\n".join(lines)
+
+
+def removed(block: BlockConfig) -> list[str]:
+    """What the block does without, of what Pre-LN has."""
+    absent = []
+    if block.layout == "sequential":
+        absent += ["attention skip"] if block.alpha_sa is None else []
+        absent += ["MLP skip"] if block.alpha_ff is None else []
+    else:
+        absent += ["sequential sub-blocks", "second norm"] if block.norm != "none" else ["sequential sub-blocks"]
+        absent += ["one skip"] if block.alpha_comb else ["both skips"]
+    kept_first = " (but in layer 1)" if block.first_value and not is_identity(block.first_value) else ""
+    absent += [f"W^V{kept_first}"] if is_identity(block.value) else []
+    absent += ["W^P"] if is_identity(block.projection) else []
+    absent += ["norms"] if block.norm == "none" else []
+    absent += ["attention"] if block.beta_sa is None else []
+    absent += ["MLP"] if block.beta_ff is None else []
+    return absent

@@ -1,0 +1,138 @@
+"""`skipless bench`: what a block costs, by the clock."""
+
+import json
+import sys
+from pathlib import Path
+from typing import Annotated, Any
+
+import typer
+
+from skipless.cli.app import app
+from skipless.cli.options import (
+    D_MODEL,
+    N_HEAD,
+    N_LAYER,
+    RUNS,
+    SEQ_LEN,
+    BatchSizeOption,
+    DeviceOption,
+    JsonOption,
+    MaxNewTokensOption,
+    PlotOption,
+)
+from skipless.cli.renamed import renamed, tell
+from skipless.errors import unknown
+
+BATCH_TOKENS = 1024
+"""Tokens of a batch, for `train` and `step`, where nothing else is given."""
+
+SPELLINGS = {
+    "--length": "--seq-len",
+    "--depth": "--n-layer",
+    "--batch": "--batch-size",
+    "--new": "--max-new-tokens",
+}
+
+
+@app.command(cls=renamed(SPELLINGS))
+def bench(
+    what: Annotated[str, typer.Argument(help="train, step, decode, caches, memory or token-time.")] = "train",
+    n_layer: Annotated[int, N_LAYER] = 2,
+    d_model: Annotated[int, D_MODEL] = 768,
+    n_head: Annotated[int, N_HEAD] = 12,
+    seq_len: Annotated[int, SEQ_LEN] = 128,
+    batch_size: BatchSizeOption = None,
+    tokens: Annotated[int | None, typer.Option("--tokens", hidden=True, min=1)] = None,
+    vocab_size: Annotated[int, typer.Option(help="For step, decode and caches.", min=2)] = 50_000,
+    max_new_tokens: MaxNewTokensOption = 128,
+    explicit: Annotated[
+        bool, typer.Option("--explicit", help="For train: also the form that builds the matrix.")
+    ] = False,
+    rounds: Annotated[int, typer.Option(help="Turns of each case.", min=1)] = 7,
+    device: DeviceOption = "auto",
+    plot: PlotOption = None,
+    size: Annotated[
+        list[str] | None, typer.Option(help="For token-time: `decoder`, `encoder, width 768`, …; several times.")
+    ] = None,
+    runs: Annotated[Path | None, RUNS] = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Speed and memory against `pre-ln` and, if transformers is installed, Hugging Face's GPT-2: cases take turns.
+
+    `train`: forward and backward of a stack of blocks. `step`: a whole training step and its peak memory; both by
+    default with as many sequences as make 1,024 tokens. `decode`: greedy decoding of `--max-new-tokens` after a prompt
+    of `--seq-len`. `caches`: one more token by what the cache remembers; both by default for one sequence. `memory`:
+    time and peak memory of `sas-p` blocks over the sequence length (128, 256, … up to `--seq-len`) and over the depth.
+    `token-time`: whole training steps of the six blocks at the sizes of the experiments and at the paper's width, by
+    which `reproduce` judges what is said of run time; on a machine that does nothing else, and kept beside `--runs`.
+    The last line is JSON.
+
+    Examples:
+
+    - `skipless bench train --seq-len 1024 --explicit`
+
+    - `skipless bench step --n-layer 18 --rounds 3`
+
+    - `skipless bench decode --n-layer 18 --seq-len 512 --max-new-tokens 128`
+
+    - `skipless bench caches -L 18 --seq-len 1024 --batch-size 16 --device cpu`
+
+    - `skipless bench memory --seq-len 8192 --n-layer 16 --plot growth.png`
+
+    - `skipless bench token-time --size decoder --runs runs`
+    """
+    from skipless.analysis import plotting
+    from skipless.tasks import bench, bench_plots
+    from skipless.terminal.bench import show_bench, show_growth
+
+    if what == "token-time":
+        _token_time(size, rounds, runs, device, as_json=as_json)
+        return
+    if tokens is not None:
+        tell("--tokens", f"--batch-size, in sequences: {max(1, tokens // seq_len)}")
+    together = tokens or (BATCH_TOKENS if batch_size is None else batch_size * seq_len)
+    shape = bench.Shape(seq_len, together, n_layer, d_model, n_head)
+    new, batch = max_new_tokens, batch_size or 1
+    kinds = {
+        "train": lambda: bench.bench_train(shape, rounds, device, explicit=explicit),
+        "step": lambda: bench.bench_step(shape, rounds, device, vocab_size),
+        "decode": lambda: bench.bench_decode(shape, rounds, device, new=new, batch=batch, vocab_size=vocab_size),
+        "caches": lambda: bench.bench_caches(shape, rounds, device, batch=batch, vocab_size=vocab_size),
+        "memory": lambda: bench.bench_memory(shape, rounds, device),
+    }
+    if what not in kinds:
+        raise unknown("benchmark", what, [*kinds, "token-time"])
+    if plot:
+        plotting.check_plot(plot)
+    found: Any = kinds[what]()
+    if what == "memory":
+        show_growth(found, quiet=as_json, plot=plot)
+        print(json.dumps({"benchmark": what, **found}))
+        return
+    if not as_json:
+        show_bench(what, found)
+    if plot:
+        bench_plots.plot_bench(what, found, plot)
+    print(json.dumps({"benchmark": what, "rows": bench.as_dict(found)}))
+
+
+def _token_time(size: list[str] | None, rounds: int, runs: Path | None, device: str, *, as_json: bool) -> None:
+    from skipless.experiments.timings import FILE, SIZES, measure
+    from skipless.storage.files import check_folder, make_folder, write_json
+    from skipless.terminal.bench import show_timings
+    from skipless.training.allocator import keep_freed_memory
+
+    names = list(dict.fromkeys(size or SIZES))
+    for name in names:
+        if name not in SIZES:
+            raise unknown("size", name, SIZES)
+    if runs is not None:
+        check_folder(runs)
+    keep_freed_memory()  # as in a training
+    content = measure(names, rounds, lambda name: print(f"{name} …", file=sys.stderr), device)
+    if runs is not None:
+        make_folder(runs)
+        write_json(runs / FILE, content)
+    if not as_json:
+        show_timings(content["seconds"])
+    print(json.dumps({"benchmark": "token-time", **content}))

@@ -1,0 +1,162 @@
+"""`skipless train`: recipe, file, options → a run."""
+
+import json
+import shlex
+from pathlib import Path
+from typing import TYPE_CHECKING, Annotated, Any
+
+import typer
+
+from skipless.cli.app import app
+from skipless.cli.options import (
+    DEVICE,
+    SEED,
+    BatchSizeOption,
+    BlockOption,
+    CacheOption,
+    ConfigOption,
+    CorpusOption,
+    HeadsOption,
+    JsonOption,
+    LayersOption,
+    MinutesOption,
+    RecipeOption,
+    RunsOption,
+    SeqLenOption,
+    SetOption,
+    SourceOption,
+    WidthOption,
+    resolve,
+    set_corpora,
+)
+from skipless.cli.renamed import renamed
+from skipless.errors import UserError
+
+if TYPE_CHECKING:
+    from skipless.config.run import RunConfig
+    from skipless.runs import Run
+
+
+@app.command(cls=renamed({"--resume auto": "--resume"}))
+def train(
+    recipe: RecipeOption = "laptop",
+    block: BlockOption = None,
+    config: ConfigOption = None,
+    name: Annotated[
+        str | None, typer.Option("--name", "-n", help="Name of the run.  [default: block and a hash]")
+    ] = None,
+    runs: RunsOption = Path("runs"),
+    source: SourceOption = None,
+    n_layer: LayersOption = None,
+    d_model: WidthOption = None,
+    n_head: HeadsOption = None,
+    seq_len: SeqLenOption = None,
+    batch_size: BatchSizeOption = None,
+    steps: Annotated[int | None, typer.Option(help="Budget in steps.")] = None,
+    tokens: Annotated[int | None, typer.Option(help="Budget in tokens, instead of steps.")] = None,
+    minutes: MinutesOption = None,
+    lr: Annotated[float | None, typer.Option(help="Peak learning rate.")] = None,
+    seed: Annotated[int | None, SEED] = None,
+    device: Annotated[str | None, DEVICE] = None,
+    parallel: Annotated[
+        str | None, typer.Option(help="Under torchrun: ddp (whole models) or fsdp (shares of one).  [default: ddp]")
+    ] = None,
+    corpus: CorpusOption = None,
+    settings: SetOption = None,
+    resume: Annotated[
+        bool, typer.Option("--resume", help="Go on from the newest valid checkpoint, or begin if none was made yet.")
+    ] = False,
+    accept_changes: Annotated[
+        bool, typer.Option("--accept-changes", help="Resume with another configuration.")
+    ] = False,
+    track: Annotated[
+        str, typer.Option(help="tensorboard, wandb, trackio, several with commas, or none.")
+    ] = "tensorboard",
+    dry_run: Annotated[
+        bool, typer.Option("--dry-run", help="Show sizes, memory and time; train one step; keep nothing.")
+    ] = False,
+    cache_dir: CacheOption = None,
+    as_json: JsonOption = False,
+) -> None:
+    """Train a model. With no argument: `sas-p` on the Python standard library's source, in minutes.
+
+    A file of `--config` is laid over the recipe, options over the file, and `--set` over all. With `--source` a part of
+    that text is held out, whatever the recipe holds out.
+
+    Examples:
+
+    - `skipless train`
+
+    - `skipless train --block pre-ln --steps 500 --name baseline`
+
+    - `skipless train --block pre-ln --steps 500 --name baseline --resume`
+
+    - `skipless train --recipe codeparrot --block sas --device cuda --dry-run`
+
+    - `torchrun --nproc-per-node 8 -m skipless train --parallel fsdp`
+    """
+    given = {
+        "data.source": source,
+        "model.n_layer": n_layer,
+        "model.d_model": d_model,
+        "model.n_head": n_head,
+        "data.seq_len": seq_len,
+        "train.steps": steps,
+        "train.tokens": tokens,
+        "train.minutes": minutes,
+        "train.batch_size": batch_size,
+        "train.lr": lr,
+        "train.seed": seed,
+        "train.device": device,
+        "parallel.kind": parallel,
+    }
+    set_corpora(corpus)
+    cfg = resolve(recipe, config, block, given, settings)
+    name = f"{(block or 'sas-p').split(':')[0]}-{cfg.digest}" if name is None else name
+    if not name or Path(name).name != name or name.startswith("."):
+        raise UserError(f"a run's name is the name of a folder, got {name!r}; --runs says where it lies")
+    trackers = [] if track == "none" else [one.strip() for one in track.split(",")]
+    how = {"resume": resume, "accept_changes": accept_changes, "trackers": trackers}
+    _train(cfg, None if dry_run else runs / name, how, cache_dir, as_json=as_json)
+
+
+def _train(
+    cfg: "RunConfig", folder: Path | None, how: dict[str, Any], cache_dir: Path | None, *, as_json: bool
+) -> None:
+    """Train in the folder of a run, or where there is none try one step; the first process shows what came of it."""
+    from skipless.distributed.group import first_process
+    from skipless.terminal.console import Console
+    from skipless.terminal.runs import show_rehearsal
+    from skipless.terminal.train_view import TrainView
+    from skipless.training.allocator import keep_freed_memory
+    from skipless.training.dry_run import dry_run
+    from skipless.training.observer import Observer
+    from skipless.training.train import train as run_training
+
+    keep_freed_memory()
+    speaks = first_process()
+    view = TrainView(Console(stderr=as_json)) if speaks else Observer()
+    if folder is None:
+        outcome = dry_run(cfg, observer=view, cache_dir=cache_dir)
+        if speaks:
+            print(json.dumps(outcome)) if as_json else show_rehearsal(outcome)
+        return
+    run = run_training(cfg, folder, observer=view, cache_dir=cache_dir, **how)
+    if speaks:
+        _show(run, as_json=as_json)
+
+
+def _show(run: "Run", *, as_json: bool) -> None:
+    """What came of a training, and what to do with it."""
+    from skipless.experiments.report.summary import as_dict, summarise
+    from skipless.terminal.runs import show_summaries
+
+    if as_json:
+        print(json.dumps({"run": str(run.folder), **as_dict(summarise(run))}))
+        return
+    show_summaries([summarise(run)])
+    cfg = run.config()
+    folder = str(run.folder)
+    use = ["generate", folder, "--prompt", cfg.train.sample_prompt]
+    use = ["finetune", folder, "--glue-dir", "DIR"] if cfg.task == "masked" else use
+    print(f"run: {folder}\nnext: skipless {shlex.join(use)}")

@@ -1,0 +1,258 @@
+"""A run: its model, its data, its training; and how a pre-trained model is fine-tuned."""
+
+import hashlib
+from typing import Any, Literal, Self
+
+from pydantic import (
+    Field,
+    PositiveInt,
+    model_validator,
+)
+
+from skipless.config.base import Config, Text
+from skipless.config.model import ModelConfig
+
+
+class DataConfig(Config):
+    """A corpus: where its text comes from, how it is tokenised, and how the tokens are cut into rows."""
+
+    source: Text = Field(
+        "python-stdlib",
+        description="`python-stdlib`, `files:GLOB`, `jsonl:PATH#field` (also .gz, .zst), or "
+        "`hf:DATASET[:config][@split]#field`.",
+    )
+    valid_source: Text | None = Field(
+        None, description="A source of held-out text; if not given, a part of the source's documents is held out."
+    )
+    valid_fraction: float = Field(
+        0.02, ge=0, lt=1, description="Share of the documents that is held out, chosen by their content."
+    )
+    tokenizer: Text = Field(
+        "bpe",
+        min_length=1,
+        description="`bpe` (byte-level) or `wordpiece`, trained on the corpus; the path of a tokenizer.json or of "
+        "BERT's vocab.txt; or a name on the Hugging Face hub.",
+    )
+    vocab_size: int = Field(
+        4096, ge=1, le=10_000_000, description="Size of a trained vocabulary; a small corpus may give fewer."
+    )
+    lowercase: bool = Field(False, description="Whether a trained tokeniser lowers the case of the text.")
+    tokenizer_bytes: int = Field(
+        64 * 2**20, ge=1, description="How many bytes of the training text the tokeniser is trained on."
+    )
+    packing: Literal["stream", "chunks"] = Field(
+        "stream",
+        description="`stream`: documents one after another with an end-of-text token between them; `chunks`: windows "
+        "of exactly seq_len tokens of one document, the rest dropped, as CodeParrot was prepared.",
+    )
+    seq_len: int = Field(128, ge=1, le=10_000_000, description="T: tokens in a sequence.")
+    max_documents: int | None = Field(None, ge=1, description="Read at most this many distinct documents of a source.")
+    max_bytes: int | None = Field(
+        None, ge=1, description="Read no further in a source once its distinct documents have this many bytes."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        smallest = {"bpe": 257, "wordpiece": 64}.get(self.tokenizer, 1)
+        if self.vocab_size < smallest:
+            reason = "256 bytes and an end-of-text token" if self.tokenizer == "bpe" else "special tokens and letters"
+            raise ValueError(f"vocab_size {self.vocab_size} is too small for {reason}: at least {smallest}")
+        if self.packing == "chunks" and self.seq_len < 2:
+            raise ValueError("packing 'chunks' has inputs and targets inside a row, so seq_len must be at least 2")
+        return self
+
+
+class TrainConfig(Config):
+    """How a model is trained. Exactly one of `steps`, `tokens` and `minutes` is the budget."""
+
+    steps: int | None = Field(2000, ge=1, description="Budget in optimiser steps.")
+    tokens: int | None = Field(None, ge=1, description="Budget in training tokens.")
+    minutes: float | None = Field(None, gt=0, description="Budget in minutes of training, evaluation not counted.")
+
+    batch_size: int = Field(8, ge=1, le=10_000_000, description="Sequences in a step.")
+    micro_batch: int | None = Field(None, ge=1, description="Sequences in memory at a time; gradients are accumulated.")
+    batch_ramp: float = Field(
+        0.0, ge=0, le=1, description="Share of the budget over which the batch grows from a micro-batch to batch_size."
+    )
+
+    optimizer: Literal["adamw", "muon", "sgd"] = Field(
+        "adamw", description="AdamW; Muon for the matrices inside the blocks with AdamW for the rest; or plain SGD."
+    )
+    lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
+    vp_lr_factor: float = Field(1.0, ge=0, description="Factor on the learning rate of W^V and W^P.")
+    betas: tuple[float, float] = Field((0.9, 0.999), description="Adam's averaging factors.")
+    eps: float = Field(1e-8, gt=0, description="Adam's epsilon.")
+    weight_decay: float = Field(0.1, ge=0, description="On matrices and embeddings; never on gains, norms, biases.")
+    clip: float | None = Field(1.0, gt=0, description="Largest norm of the gradient.")
+
+    schedule: Literal["linear", "cosine", "triangle", "constant"] = Field(
+        "linear", description="Learning rate after the warm-up: a line or half a cosine to zero, or constant."
+    )
+    warmup: float | None = Field(
+        None, ge=0, description="Share of the budget below 1, else steps; by default 0.05, and 0.75 for `triangle`."
+    )
+    warmup_from: float = Field(0.0, ge=0, le=1, description="Where the warm-up begins, as a share of the peak.")
+
+    mask_share: float = Field(0.25, gt=0, lt=1, description="Masked language models: share of the tokens masked.")
+
+    precision: Literal["auto", "fp32", "bf16", "fp16"] = Field(
+        "auto", description="auto: bf16 on a GPU, fp32 on a CPU."
+    )
+    device: Text = Field("auto", description="auto: an accelerator if there is one.")
+    compile: Literal["off", "block", "model"] = Field("off", description="What torch.compile is given.")
+
+    eval_every: int = Field(200, ge=0, description="Steps between evaluations; 0: only at the end.")
+    eval_rows: int = Field(256, ge=1, description="Held-out sequences in an evaluation during training.")
+    tuning_rows: int = Field(
+        0, ge=0, description="Other held-out sequences, whose loss (`tuning_loss`) hyper-parameters are chosen by."
+    )
+    sample_every: int = Field(500, ge=0, description="Steps between text samples; 0: none.")
+    sample_prompt: Text = Field("def ", description="What the samples begin with.")
+    save_every: int = Field(500, ge=1, description="Steps between checkpoints.")
+    keep_last: int = Field(2, ge=1, description="Newest checkpoints kept, besides the best.")
+    log_every: int = Field(10, ge=1, description="Steps between lines of metrics.")
+    gains_every: int = Field(50, ge=0, description="Steps between records of all gains; 0: none.")
+    health_every: int = Field(
+        0, ge=0, description="Steps between records of kurtosis, attention entropy and token similarity; 0: none."
+    )
+    seed: int = Field(
+        0, ge=0, le=2**62, description="Of the weights, the order of the data, masks, dropout and samples."
+    )
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if sum(budget is not None for budget in (self.steps, self.tokens, self.minutes)) != 1:
+            raise ValueError("give exactly one budget: steps, tokens or minutes (set the others to null)")
+        if not all(0 <= beta < 1 for beta in self.betas):
+            raise ValueError(f"betas must be at least 0 and below 1, got {self.betas}")
+        if self.micro_batch is not None and self.batch_size % self.micro_batch:
+            raise ValueError(f"micro_batch {self.micro_batch} does not divide batch_size {self.batch_size}")
+        if self.warmup is not None and self.warmup >= 1 and self.steps is None:
+            raise ValueError("a warm-up in steps needs a budget in steps; give a share below 1")
+        if self.warmup is not None and self.steps is not None and self.warmup >= 1 and self.warmup > self.steps:
+            raise ValueError(f"a warm-up of {self.warmup:g} steps is longer than the training of {self.steps}")
+        return self
+
+    @property
+    def micro_rows(self) -> int:
+        """Sequences in memory at a time."""
+        return self.micro_batch or self.batch_size
+
+    @property
+    def warmup_share(self) -> float:
+        """The warm-up as a share of the budget."""
+        if self.warmup is None:
+            return 0.75 if self.schedule == "triangle" else 0.05
+        return self.warmup / self.steps if self.warmup >= 1 and self.steps else self.warmup
+
+
+class ParallelConfig(Config):
+    """How several processes share a training, as torchrun starts them. One process alone needs none of it.
+
+    It changes speed and memory, not the training, so it is no part of what makes two runs the same.
+    """
+
+    kind: Literal["ddp", "fsdp"] = Field(
+        "ddp", description="Each process has the whole model (DDP), or a share of every tensor (FSDP2)."
+    )
+    replicas: int = Field(
+        1, ge=1, description="fsdp: copies of the sharded model; processes / replicas of them share one (hybrid)."
+    )
+    reshard: bool = Field(
+        True, description="fsdp: let a gathered block go after its forward pass and gather it again for the backward."
+    )
+    reduce: Literal["fp32", "bf16"] = Field("fp32", description="Type in which gradients are added up.")
+    shard_accumulated: bool = Field(
+        False,
+        description="fsdp: add up each micro-batch's gradients across processes, so that none holds them whole; "
+        "by default that is done once a step.",
+    )
+    checkpoint: Literal["whole", "sharded"] = Field(
+        "whole", description="Tensors gathered into one file, or for fsdp each process's shares in a file of its own."
+    )
+    timeout: float = Field(600.0, gt=0, description="Seconds after which a process that does not answer ends the run.")
+
+    @model_validator(mode="before")
+    @classmethod
+    def _kind_alone(cls, value: Any) -> Any:
+        return {"kind": value} if isinstance(value, str) else value
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.kind == "ddp" and (self.replicas > 1 or self.checkpoint == "sharded" or self.shard_accumulated):
+            raise ValueError("replicas, shard_accumulated and checkpoint 'sharded' belong to kind 'fsdp'")
+        return self
+
+
+class RunConfig(Config):
+    """Everything that makes a run what it is, and how it is spread over processes."""
+
+    task: Literal["causal", "masked"] = Field("causal", description="Next-token or masked-token prediction.")
+    model: ModelConfig = Field(ModelConfig(), description="The model; its vocabulary is the tokeniser's.")
+    data: DataConfig = Field(DataConfig(), description="The corpus.")
+    train: TrainConfig = Field(TrainConfig(), description="The training.")
+    parallel: ParallelConfig = Field(ParallelConfig(), description="How processes share it; `ddp` or `fsdp` will do.")
+
+    @model_validator(mode="after")
+    def _check(self) -> Self:
+        if self.data.seq_len > self.model.max_seq_len:
+            raise ValueError(
+                f"data.seq_len {self.data.seq_len} is longer than model.max_seq_len {self.model.max_seq_len}"
+            )
+        if self.task == "masked" and self.data.packing == "chunks":
+            raise ValueError("packing 'chunks' is for causal models; a masked one needs packing 'stream'")
+        if self.parallel.kind == "fsdp" and self.train.compile == "model":
+            raise ValueError(
+                "train.compile 'model' cannot go with parallel 'fsdp', which gathers block by block: 'block'"
+            )
+        return self
+
+    @property
+    def predicted_share(self) -> float:
+        """Share of the tokens at which the model has something to predict, and so computes its head."""
+        return self.train.mask_share if self.task == "masked" else 1.0
+
+    @property
+    def digest(self) -> str:
+        """Eight hexadecimal digits of a hash of the configuration: equal ones are the same run."""
+        return hashlib.sha256(self.model_dump_json(exclude={"parallel"}).encode()).hexdigest()[:8]
+
+
+class FinetuneConfig(Config):
+    """How a pre-trained encoder is fine-tuned on a task: the paper's protocol, the same for every task."""
+
+    epochs: int = Field(5, ge=1, description="Passes over the training rows.")
+    batch_size: int = Field(32, ge=1, description="Sequences in a step.")
+    lr: float = Field(1.5e-4, gt=0, description="Peak learning rate.")
+    warmup: float = Field(0.1, ge=0, lt=1, description="Share of the steps; after it, half a cosine to zero.")
+    betas: tuple[float, float] = Field((0.9, 0.98), description="Adam's averaging factors.")
+    eps: float = Field(1e-6, gt=0, description="Adam's epsilon.")
+    weight_decay: float = Field(0.0, ge=0, description="On matrices and embeddings.")
+    clip: float | None = Field(None, gt=0, description="Largest norm of the gradient.")
+    dropout: float = Field(0.1, ge=0, lt=1, description="After the embedding, the attention, the MLP and the pooler.")
+    seq_len: int = Field(128, ge=4, description="Longest input; both sentences are cut to fit.")
+    rows: PositiveInt | dict[str, PositiveInt] | None = Field(
+        None,
+        description="Train on this many rows, drawn by each seed, of every task or of those named; all if not given.",
+    )
+    head_only: bool = Field(False, description="Train pooler and classifier on an encoder that stays as it is.")
+    from_scratch: bool = Field(False, description="Begin with a random encoder instead of the pre-trained one.")
+
+    def rows_of(self, task: str) -> int | None:
+        """How many rows of a task are trained on at most."""
+        return self.rows.get(task) if isinstance(self.rows, dict) else self.rows
+
+    def training(self, steps: int, seed: int) -> TrainConfig:
+        """The same as the configuration of a training of `steps` steps."""
+        return TrainConfig(
+            steps=steps,
+            batch_size=self.batch_size,
+            lr=self.lr,
+            betas=self.betas,
+            eps=self.eps,
+            weight_decay=self.weight_decay,
+            clip=self.clip,
+            schedule="cosine",
+            warmup=self.warmup,
+            seed=seed,
+        )

@@ -1,0 +1,1 @@
+"""Processes that train one model: devices, messages, DDP, FSDP2."""

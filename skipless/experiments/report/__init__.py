@@ -1,0 +1,1 @@
+"""What experiments and runs found, as pages, plots and JSON."""

@@ -1,0 +1,163 @@
+"""A trained model for others: a folder for Hugging Face's libraries, an ONNX file, or plain safetensors.
+
+    exported/
+        config.json           `model_type: skipless` and every key of `ModelConfig`
+        model.safetensors     or model.onnx
+        tokenizer.json
+        README.md             the model card: block, parameters, data, metrics, how to use it
+        *.py                  for Hugging Face: the models' source, for those who do not have this package
+
+The folder appears in one piece, and one that is there is replaced only on demand, and only if it is an export and
+holds nothing else: a repository's `.git`, or somebody's notes, are not ours to remove. A link stays a link.
+"""
+
+import os
+import re
+import stat
+from collections.abc import Iterator, Mapping
+from contextlib import contextmanager
+from pathlib import Path
+
+from safetensors.torch import save_file
+
+from skipless.config.reading import read_bytes
+from skipless.errors import MissingExtra, UserError, unknown, user_path
+from skipless.interop.export_folder import Model, write_config, write_tokenizer
+from skipless.interop.model_card import model_card
+from skipless.interop.onnx import to_onnx
+from skipless.runs import choose_checkpoint, find_run, is_export, load, load_checkpoint
+from skipless.storage.files import remove_folder, staged_folder
+
+WRITTEN = re.compile(
+    r"config\.json|README\.md|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
+    r"|added_tokens\.json|model\.onnx(\.data)?|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
+)
+"""The names of what exports write, and `save_pretrained`; beside them, the models' source."""
+
+SOURCE_MARK = "# From skipless "
+"""How each file of the models' source begins."""
+
+
+def export_run(
+    path: Path | str, to: str, out: Path | str, *, checkpoint: int | str = "last", overwrite: bool = False
+) -> Path:
+    """Export a checkpoint of a run, or what is in an export; `to` is `hf`, `onnx` or `safetensors`."""
+    _check(to, _place(out), overwrite)
+    if is_export(Path(path)):
+        return export_model(load(path, checkpoint=checkpoint), to, out, overwrite=overwrite)
+    run = find_run(path)
+    chosen = choose_checkpoint(run, checkpoint)
+    model = load_checkpoint(run, chosen)
+    card = model_card(model, to, run=run, step=chosen.step)
+    return export_model(model, to, out, card=card, overwrite=overwrite)
+
+
+def export_model(model: Model, to: str, out: Path | str, *, card: str | None = None, overwrite: bool = False) -> Path:
+    """Export a model, with its `tokenizer` if it has one."""
+    target = _place(out)
+    _check(to, target, overwrite)
+    with _in_place_of(target) as folder:
+        FORMATS[to](model.eval(), folder)
+        (folder / "README.md").write_text(card or model_card(model, to), encoding="utf-8")
+        _make_readable(folder)
+        _check(to, target, overwrite)  # somebody may have come meanwhile
+    return Path(out)
+
+
+def _place(out: Path | str) -> Path:
+    """The folder that is written: where `out` is a link, the one that it leads to, so that the link stays."""
+    return Path(os.path.realpath(user_path(str(out))))
+
+
+def _check(to: str, out: Path, overwrite: bool) -> None:
+    """Find what cannot work before anything is computed."""
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    for package in NEEDS[to]:
+        try:
+            __import__(package)
+        except ImportError:
+            raise MissingExtra(package, to, f"export to {to}") from None
+    if out.exists() and not overwrite:
+        raise UserError(f"{str(out)!r} is already there; --overwrite replaces it")
+    if out.exists() and not is_export(out):
+        raise UserError(f"{str(out)!r} is not an exported model, so it is not replaced: give another place")
+    if others := _foreign(out):
+        shown = ", ".join(map(repr, others[:5])) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
+        raise UserError(f"{str(out)!r} also holds what no export wrote: {shown}; move it away, or give another place")
+
+
+def _foreign(folder: Path) -> list[str]:
+    """The names in the folder of an export that are not of files that an export writes."""
+    return sorted(entry.name for entry in folder.iterdir() if not _is_written(entry)) if folder.exists() else []
+
+
+def _is_written(entry: Path) -> bool:
+    if entry.is_symlink() or not entry.is_file():
+        return False
+    if entry.suffix == ".py":
+        return read_bytes(entry).startswith(SOURCE_MARK.encode())
+    return WRITTEN.fullmatch(entry.name) is not None
+
+
+@contextmanager
+def _in_place_of(out: Path) -> Iterator[Path]:
+    """A staged folder that becomes `out` in one step; an old one is set aside until the new one is there."""
+    aside = out.with_name(f".old-{out.name}")
+    if aside.exists() and out.exists():
+        remove_folder(aside)
+    with staged_folder(out, set_aside=aside) as folder:
+        yield folder
+    if aside.exists():
+        remove_folder(aside)
+
+
+def _make_readable(folder: Path) -> None:
+    """Give every file the mode that the umask asks for, as the card has it: safetensors makes them for the owner."""
+    mode = stat.S_IMODE((folder / "README.md").stat().st_mode)
+    for path in folder.rglob("*"):
+        if path.is_file():
+            path.chmod(mode)
+
+
+def _to_safetensors(model: Model, folder: Path) -> None:
+    write_config(model, folder)
+    write_tokenizer(model.tokenizer, folder)
+    tensors = {name: tensor.contiguous() for name, tensor in model.state_dict().items()}
+    save_file(tensors, folder / "model.safetensors", metadata={"format": "pt"})
+
+
+def _to_hf(model: Model, folder: Path) -> None:
+    from skipless.interop.hf import wrap, wrap_tokenizer
+    from skipless.interop.hf.bundle import AUTO_MAP
+
+    wrapped = wrap(model)
+    wrapped.config.auto_map = AUTO_MAP  # and with it the models' source
+    with _without_bars():
+        wrapped.save_pretrained(folder)
+        if model.tokenizer is not None:
+            wrap_tokenizer(model.tokenizer, model.config.max_seq_len).save_pretrained(folder)
+
+
+@contextmanager
+def _without_bars() -> Iterator[None]:
+    """Without the progress bars of `transformers`."""
+    from transformers.utils import logging as bars
+
+    shown = bars.is_progress_bar_enabled()
+    bars.disable_progress_bar()
+    try:
+        yield
+    finally:
+        if shown:
+            bars.enable_progress_bar()
+
+
+FORMATS = {"hf": _to_hf, "onnx": to_onnx, "safetensors": _to_safetensors}
+
+NEEDS: Mapping[str, tuple[str, ...]] = {
+    "hf": ("transformers",),
+    "onnx": ("onnx", "onnxscript", "onnxruntime"),
+    "safetensors": (),
+}
+"""Optional packages that a format is written with; each is in the extra of the format's name."""

@@ -1,0 +1,89 @@
+"""The models' own source as files that `transformers` can load where this package is not installed.
+
+`trust_remote_code=True` copies the file that `auto_map` names, and those it imports by `from .name import`, all from
+one folder. So the modules that the models need are laid side by side, and their imports of one another are made
+relative. Nothing is kept by hand: this reads the sources of the package that does the export.
+"""
+
+import ast
+import re
+import sys
+from collections.abc import Iterable
+from importlib.metadata import version
+from importlib.resources import files
+from pathlib import PurePosixPath
+
+ENTRY = "skipless.interop.hf.modeling"
+AUTO_MAP = {
+    "AutoConfig": "configuration_skipless.SkiplessConfig",
+    "AutoModelForCausalLM": "modeling_skipless.SkiplessForCausalLM",
+    "AutoModelForMaskedLM": "modeling_skipless.SkiplessForMaskedLM",
+    "AutoModelForSequenceClassification": "modeling_skipless.SkiplessForSequenceClassification",
+}
+"""Where each Auto class finds its class in the files of `remote_code`."""
+
+
+def remote_code() -> dict[str, str]:
+    """File name → source of everything that the models need of this package."""
+    sources: dict[str, str] = {}
+    waiting = [ENTRY]
+    while waiting:
+        module = waiting.pop()
+        if module not in sources:
+            sources[module] = _read(module)
+            waiting += _needs(sources[module])
+    note = f"# From skipless {version('skipless')}, MIT licence; made by `skipless export`.\n"
+    bundle = {f"{_flat(module)}.py": note + _relative(source) for module, source in sorted(sources.items())}
+    # of a file that auto_map names, transformers looks whether its imports can be had, and says what is missing
+    needs = "".join(f"import {package}  # noqa: E402, F401\n" for package in _packages(sources.values()))
+    for reference in set(AUTO_MAP.values()):
+        file = f"{reference.split('.')[0]}.py"
+        if not bundle[file].endswith(needs):
+            bundle[file] += f"\n# what all these files need\n{needs}"
+    return bundle
+
+
+def _read(module: str) -> str:
+    path = PurePosixPath(*module.split(".")[1:]).with_suffix(".py")
+    return files("skipless").joinpath(str(path)).read_text(encoding="utf-8")
+
+
+def _is_module(name: str) -> bool:
+    return files("skipless").joinpath(*name.split(".")[1:-1], f"{name.split('.')[-1]}.py").is_file()
+
+
+def _needs(source: str) -> list[str]:
+    """The modules of this package that a source imports."""
+    needed = []
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.ImportFrom) and node.module and node.module.split(".")[0] == "skipless":
+            names = [f"{node.module}.{alias.name}" for alias in node.names]
+            needed += [name if _is_module(name) else node.module for name in names]
+    return needed
+
+
+def _packages(sources: Iterable[str]) -> list[str]:
+    """The other packages that sources import, but for Python's own."""
+    nodes = [node for source in sources for node in ast.walk(ast.parse(source))]
+    names = {alias.name for node in nodes if isinstance(node, ast.Import) for alias in node.names}
+    names |= {node.module for node in nodes if isinstance(node, ast.ImportFrom) and node.module}
+    return sorted({name.split(".")[0] for name in names} - sys.stdlib_module_names - {"skipless"})
+
+
+def _flat(module: str) -> str:
+    """The one name of a module without packages."""
+    home, _, name = module.rpartition(".")
+    return f"{name}_skipless" if home == "skipless.interop.hf" else module.replace(".", "_")
+
+
+def _relative(source: str) -> str:
+    """The source with imports from this package made relative."""
+
+    def module(match: re.Match[str]) -> str:
+        indent, home, names = match.groups()
+        name = f"{home}.{names}"
+        if re.fullmatch(r"\w+", names) and _is_module(name):
+            return f"{indent}from . import {_flat(name)} as {names}"
+        return f"{indent}from .{_flat(home)} import {names}"
+
+    return re.sub(r"^( *)from (skipless[\w.]*) import (.*)$", module, source, flags=re.MULTILINE)

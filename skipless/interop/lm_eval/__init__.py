@@ -1,0 +1,1 @@
+"""Evaluation by lm-evaluation-harness, and a task of our own."""

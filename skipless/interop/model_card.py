@@ -1,0 +1,111 @@
+"""The model card: what an exported model is, what it was trained on, how well it does, how it is used."""
+
+from importlib.metadata import version
+from typing import Any
+
+from skipless.analysis.drawing import draw, removed
+from skipless.nn.kernels import plain_type
+from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
+from skipless.runs import Run
+
+AUTO = {CausalLM: "CausalLM", MaskedLM: "MaskedLM", SequenceClassifier: "SequenceClassification"}
+PIPELINES = {CausalLM: "text-generation", MaskedLM: "fill-mask", SequenceClassifier: "text-classification"}
+LIBRARIES = {"hf": "transformers", "onnx": "onnx", "safetensors": "skipless"}
+METRICS = {"valid_loss": "held-out loss (nats a token)", "valid_bits_per_byte": "held-out bits per byte"}
+
+
+def model_card(
+    model: CausalLM | MaskedLM | SequenceClassifier, to: str, *, run: Run | None = None, step: int | None = None
+) -> str:
+    """The text of README.md; with a run, also its data and its metrics at a step."""
+    name = run.name if run else type(model).__name__
+    library, task = LIBRARIES[to], PIPELINES[plain_type(model)]
+    head = ["---", f"library_name: {library}", f"pipeline_tag: {task}", "tags: [skipless]", "---"]
+    parts = ["\n".join(head), f"# {name}", _what(model)]
+    if run:
+        parts += ["## Training", _training(run, step)]
+    parts += ["## Use", _use(model, to)]
+    return "\n\n".join(parts) + "\n"
+
+
+def _table(rows: dict[str, Any]) -> str:
+    return "\n".join(["| | |", "| --- | --- |", *(f"| {key} | {value} |" for key, value in rows.items())])
+
+
+def _what(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
+    cfg = model.config
+    gone = removed(cfg.block)
+    text = "A transformer of [skipless](https://arxiv.org/abs/2311.01906) blocks (He & Hofmann, 2024)."
+    text += f" Taken out of the standard block: {', '.join(gone)}." if gone else ""
+    rows = {
+        "parameters": f"{model.num_parameters(trainable_only=False):,}",
+        "layers, width, heads": f"{cfg.n_layer}, {cfg.d_model}, {cfg.n_head}",
+        "vocabulary": f"{cfg.vocab_size:,}",
+        "context": f"{cfg.max_seq_len} tokens, {cfg.positions} positions",
+    }
+    return f"{text}\n\n```\n{draw(cfg.block)}\n```\n\n{_table(rows)}"
+
+
+def _training(run: Run, step: int | None) -> str:
+    cfg, info = run.config(), run.info()
+    last: dict[str, Any] = {}
+    measured: dict[str, Any] = {}
+    for record in run.metrics():
+        if step is None or record["step"] <= step:
+            last = record
+            measured |= {key: record[key] for key in METRICS if record.get(key) is not None}
+    rows = {
+        "text": f"`{cfg.data.source}`",
+        "tokeniser": f"`{cfg.data.tokenizer}`",
+        "distinct training tokens": f"{info.get('data', {}).get('train_tokens', 0):,}",
+        "steps": f"{last.get('step', 0):,}" + (f" of {cfg.train.steps:,}" if cfg.train.steps else ""),
+        "tokens seen": f"{last.get('tokens', 0):,}",
+        "optimiser": f"{cfg.train.optimizer}, learning rate {cfg.train.lr:g}, batch {cfg.train.batch_size}",
+        **{METRICS[key]: f"{value:.4f}" for key, value in measured.items()},
+    }
+    return _table(rows)
+
+
+def _use(model: CausalLM | MaskedLM | SequenceClassifier, to: str) -> str:
+    return {"hf": _use_hf, "onnx": _use_onnx, "safetensors": _use_safetensors}[to](model)
+
+
+def _use_hf(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
+    auto = f"AutoModelFor{AUTO[plain_type(model)]}"
+    lines = [f"from transformers import {auto}, AutoTokenizer, pipeline", "", 'here = "."  # this folder, or its name']
+    lines += [f"model = {auto}.from_pretrained(here, trust_remote_code=True)"]
+    lines += ["tokenizer = AutoTokenizer.from_pretrained(here, trust_remote_code=True)"]
+    lines += [f'ask = pipeline("{PIPELINES[plain_type(model)]}", model=model, tokenizer=tokenizer)']
+    if isinstance(model, CausalLM):
+        lines += [
+            f'print(ask(["def ", "import os"], batch_size=2, max_new_tokens={min(40, model.config.max_seq_len // 2)}))'
+        ]
+    else:
+        lines += [f'print(ask("some {"[MASK]" if isinstance(model, MaskedLM) else "text"}"))']
+    return _code(lines) + (
+        "\n\n`trust_remote_code=True` runs the models' source, which is in this folder and needs PyTorch, "
+        "transformers 5, pydantic and PyYAML. With the package (`pip install 'skipless[hf]'`), `import skipless` first "
+        f"does instead. Made by skipless {version('skipless')}."
+    )
+
+
+def _use_onnx(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
+    lines = ["import numpy as np", "import onnxruntime", "from tokenizers import Tokenizer", ""]
+    lines += ['ids = np.array([Tokenizer.from_file("tokenizer.json").encode("some text").ids])']
+    lines += ['session = onnxruntime.InferenceSession("model.onnx")']
+    mask = "" if isinstance(model, CausalLM) else ', "attention_mask": np.ones_like(ids)'
+    lines += [f'(logits,) = session.run(None, {{"input_ids": ids{mask}}})']
+    note = "Batch and length are free. "
+    note += "Pad on the right: nothing before it sees the padding. " if isinstance(model, CausalLM) else ""
+    return f"{_code(lines)}\n\n{note}Made by skipless {version('skipless')}."
+
+
+def _use_safetensors(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
+    lines = ["import skipless", "", 'model = skipless.load(".")  # this folder; in eval mode, with model.tokenizer']
+    if isinstance(model, CausalLM):
+        lines += ["", "# or in a shell: skipless generate . --prompt 'def '"]
+    return f"{_code(lines)}\n\nMade by skipless {version('skipless')}."
+
+
+def _code(lines: list[str]) -> str:
+    return "```python\n" + "\n".join(lines) + "\n```"

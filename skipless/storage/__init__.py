@@ -1,0 +1,1 @@
+"""Durable storage: files that appear in one piece, locks, manifests, checkpoints, journals."""

@@ -1,0 +1,1 @@
+"""What commands do with models: fine-tune, measure."""

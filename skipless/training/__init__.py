@@ -1,0 +1,1 @@
+"""Training: optimisers, schedule, the update, the loop, what stops it."""

@@ -1,0 +1,55 @@
+"""What lies beside an export and who may read it."""
+
+import os
+import signal
+import stat
+
+import pytest
+
+from skipless.interop.export import export_model
+from skipless.nn.model import CausalLM
+from skipless.storage.files import STAGING_PREFIX, staged_folder
+from tests.helpers.tiny_runs import tiny
+
+
+@pytest.fixture
+def model():
+    return CausalLM(tiny("python").model)
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077, 0o002])
+@pytest.mark.parametrize("to", ["safetensors", "hf"])
+def test_modes_follow_the_umask(tmp_path, model, mask, to):
+    if to == "hf":
+        pytest.importorskip("transformers")
+    before = os.umask(mask)
+    try:
+        folder = export_model(model, to, tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in folder.iterdir()}
+    assert modes == dict.fromkeys(modes, 0o666 & ~mask)
+    assert "model.safetensors" in modes
+
+
+def leftovers(folder):
+    return sorted(path.name for path in folder.glob(f"{STAGING_PREFIX}*"))
+
+
+def test_what_a_killed_export_left_is_swept_by_the_next(tmp_path, model):
+    pid = os.fork()
+    if not pid:
+        with staged_folder(tmp_path / "out") as folder:
+            (folder / "model.safetensors").touch()
+            os.kill(os.getpid(), signal.SIGKILL)
+    os.waitpid(pid, 0)
+    assert len(leftovers(tmp_path)) == 1
+    export_model(model, "safetensors", tmp_path / "out")
+    assert leftovers(tmp_path) == []
+
+
+def test_an_export_that_is_being_written_is_not_swept(tmp_path, model):
+    with staged_folder(tmp_path / "out", set_aside=tmp_path / "aside") as folder:
+        export_model(model, "safetensors", tmp_path / "out")
+        assert leftovers(tmp_path) == [folder.name]
+    assert list((tmp_path / "out").iterdir()) == []
