@@ -260,13 +260,14 @@ def choose_checkpoint(run: Run, checkpoint: int | str) -> Checkpoint:
 
 
 def _checkpoint_of_step(run: Run, step: int | str) -> Checkpoint:
-    there = {int(path.name.rpartition("-")[2]): path for path in run.checkpoints().all()}
-    known = f"run {run.name!r} has {', '.join(map(str, there)) or 'none yet'}"
-    if not str(step).isdecimal():
+    there = {str(int(path.name.rpartition("-")[2])): path for path in run.checkpoints().all()}
+    known = f"run {run.name!r} has {', '.join(there) or 'none yet'}"
+    if not (str(step).isascii() and str(step).isdigit()):
         raise UserError(f"a checkpoint is last, best or the number of a step, got {step!r}; {known}")
-    if int(step) not in there:
-        raise UserError(f"there is no checkpoint of step {step}; {known}")
-    return Checkpoints.load(there[int(step)])
+    number = str(step).lstrip("0") or "0"  # as text: a number of thousands of digits is no int
+    if number not in there:
+        raise UserError(f"there is no checkpoint of step {number}; {known}")
+    return Checkpoints.load(there[number])
 
 
 # ---------------------------------------------------------------------------- exports

@@ -70,7 +70,7 @@ def _check_seed(seed: int | None) -> int | None:
     return seed
 
 
-SEED = typer.Option("--seed", help="Of everything that is drawn at random.", callback=_check_seed)
+SEED = typer.Option("--seed", help="Random seed.", callback=_check_seed)
 
 SeedOption = Annotated[int, SEED]
 
@@ -93,7 +93,7 @@ RUNS = typer.Option("--runs", help="Folder of the runs.")
 RunsOption = Annotated[Path, RUNS]
 
 CheckpointOption = Annotated[
-    str, typer.Option("--checkpoint", metavar="last|best|N", help="Of the run: the last, the best, or that of step N.")
+    str, typer.Option("--checkpoint", metavar="last|best|N", help="Checkpoint: the last, the best, or step N.")
 ]
 
 SourceOption = Annotated[
@@ -106,19 +106,19 @@ CorpusOption = Annotated[
     typer.Option(
         "--corpus",
         metavar="NAME=SOURCE",
-        help="Where a corpus is that recipes name, as `code=files:src/**/*.py`.",
+        help="Where to find a corpus that recipes name, as `code=files:src/**/*.py`.",
     ),
 ]
 
 CacheOption = Annotated[
-    Path | None, typer.Option("--cache-dir", help="Where prepared data lies.  [default: ~/.cache/skipless/data]")
+    Path | None, typer.Option("--cache-dir", help="Where prepared data is kept.  [default: ~/.cache/skipless/data]")
 ]
 
 GLUE_DIR = typer.Option(
     "--glue-dir", help="GLUE: the folder of the official files (CoLA/train.tsv, …), or hf:nyu-mll/glue."
 )
 
-ScaleOption = Annotated[str, typer.Option("--scale", help="Of the experiments: laptop or paper.")]
+ScaleOption = Annotated[str, typer.Option("--scale", help="Size of the experiments: laptop or paper.")]
 
 # ------------------------------------------------------------------------------------ what comes out
 
@@ -128,7 +128,7 @@ NumSamplesOption = Annotated[int, typer.Option("--num-samples", help="How many t
 
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw it into this file (PNG, SVG, PDF).")]
 
-OutputOption = Annotated[Path, typer.Option("--output", help="Folder that is written.")]
+OutputOption = Annotated[Path, typer.Option("--output", help="Output folder.")]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -59,19 +59,20 @@ def train(
     seed: Annotated[int | None, SEED] = None,
     device: Annotated[str | None, DEVICE] = None,
     parallel: Annotated[
-        str | None, typer.Option(help="Under torchrun: ddp (whole models) or fsdp (shares of one).  [default: ddp]")
+        str | None, typer.Option(help="Under torchrun: ddp (replicated) or fsdp (sharded).  [default: ddp]")
     ] = None,
     corpus: CorpusOption = None,
     settings: SetOption = None,
     resume: Annotated[
-        bool, typer.Option("--resume", help="Go on from the newest valid checkpoint, or begin if none was made yet.")
+        bool,
+        typer.Option(
+            "--resume", help="Resume from the newest valid checkpoint; start from scratch if none was made yet."
+        ),
     ] = False,
     accept_changes: Annotated[
-        bool, typer.Option("--accept-changes", help="Resume with another configuration.")
+        bool, typer.Option("--accept-changes", help="Allow a changed configuration when resuming.")
     ] = False,
-    track: Annotated[
-        str, typer.Option(help="tensorboard, wandb, trackio, several with commas, or none.")
-    ] = "tensorboard",
+    track: Annotated[str, typer.Option(help="tensorboard, wandb, trackio (comma-separated), or none.")] = "tensorboard",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show sizes, memory and time; train one step; keep nothing.")
     ] = False,
@@ -80,8 +81,8 @@ def train(
 ) -> None:
     """Train a model. With no argument: `sas-p` on the Python standard library's source, in minutes.
 
-    A file of `--config` is laid over the recipe, options over the file, and `--set` over all. With `--source` a part of
-    that text is held out, whatever the recipe holds out.
+    A file given with `--config` overrides the recipe, options override the file, and `--set` overrides everything. With
+    `--source`, the held-out text is taken from that source, not from the recipe's.
 
     Examples:
 
@@ -110,11 +111,14 @@ def train(
         "train.device": device,
         "parallel.kind": parallel,
     }
+    from skipless.recipes.variants import block_name
+
     set_corpora(corpus)
     cfg = resolve(recipe, config, block, given, settings)
-    name = f"{(block or 'sas-p').split(':')[0]}-{cfg.digest}" if name is None else name
+    if name is None:
+        name = f"{block.split(':')[0] if block else block_name(cfg.model.block)}-{cfg.digest}"
     if not name or Path(name).name != name or name.startswith("."):
-        raise UserError(f"a run's name is the name of a folder, got {name!r}; --runs says where it lies")
+        raise UserError(f"--name must be a plain folder name, got {name!r}; --runs says where the folder is made")
     trackers = [] if track == "none" else [one.strip() for one in track.split(",")]
     how = {"resume": resume, "accept_changes": accept_changes, "trackers": trackers}
     _train(cfg, None if dry_run else runs / name, how, cache_dir, as_json=as_json)

@@ -16,7 +16,7 @@ if TYPE_CHECKING:
 
 
 class DDPGroup(MultiProcessGroup):
-    """DDP: every process has the whole model; gradients are added up while the backward pass runs."""
+    """DDP: every process has the whole model; gradients are averaged while the backward pass runs."""
 
     def wrap(self, model: "Model", device: torch.device, dtype: torch.dtype, *, accumulates: bool) -> None:
         from torch.distributed.algorithms.ddp_comm_hooks.default_hooks import bf16_compress_hook

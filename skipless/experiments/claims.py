@@ -192,7 +192,7 @@ class Claim:
             if low <= 0 <= high or min(abs(low), abs(high)) <= self.tolerance:
                 return (
                     f"a model that has learnt nothing is only {self._size(abs(statistics.fmean(controls)))} away, "
-                    f"which a tolerance of {self._size(self.tolerance)} cannot tell"
+                    f"too close for a tolerance of {self._size(self.tolerance)} to tell apart"
                 )
         return ""
 
@@ -213,7 +213,7 @@ class Claim:
         numbers = {label: f"{value:,.0f}" if value >= 1e4 else f"{value:.4g}" for label, value in shown.items()}
         parts = ", ".join(f"{label} {text}" for label, text in numbers.items())
         bounds = [f"{name} {self._figure(bound)}" for name, bound in self._bounds().items()]
-        over = f"90% interval over {self.seed}s {_listed(seeds)}; least effect seen {self._size(least)}"
+        over = f"90% interval over {self.seed}s {_listed(seeds)}; least detectable effect {self._size(least)}"
         if len(seeds) == 1:
             over = f"one {self.seed}, so its spread is unknown and ±{self._size(self.one_seed)} is assumed"
         return f"{parts + ': ' if parts else ''}{mean} [{low}, {high}] ({over}); holds {' and '.join(bounds)}"

@@ -1,4 +1,4 @@
-"""The paper's two blocks. Everything else in it is one of these with other parts (`skipless.BLOCKS`).
+"""The paper's two block layouts. Each of its blocks is one of these with other parts (`skipless.BLOCKS`).
 
 Shapes: B batch, T tokens, d width.
 """

@@ -73,13 +73,13 @@ class About(Config):
 
     @classmethod
     def of(cls, manifest: Manifest) -> Self:
-        """Raises Damaged where the manifest is not one of a checkpoint that this version reads."""
+        """Raises Damaged where the manifest is not that of a checkpoint which this version reads."""
         if (found := manifest.about.get("format")) != FORMAT:
             raise Damaged(f"{MANIFEST} is of format {found!r}, and this version reads {FORMAT}")
         try:
             return cls.model_validate(manifest.about)
         except ValidationError as error:
-            raise Damaged(f"{MANIFEST} is not one of a checkpoint: {error.errors()[0]['msg']}") from error
+            raise Damaged(f"{MANIFEST} is not a checkpoint's: {error.errors()[0]['msg']}") from error
 
 
 @dataclass(frozen=True)

@@ -1,4 +1,4 @@
-"""The loop of a pre-training: steps, and between them evaluation, samples, lines of metrics and checkpoints.
+"""The pre-training loop: steps, and between them evaluation, samples, lines of metrics and checkpoints.
 
 It can be killed at any instant and resumes bit for bit. What makes that so: the batch of a step is a pure function of
 the seed and a counter; everything else that the next step depends on (weights, optimiser, counters, random generators,
@@ -139,9 +139,11 @@ class TrainingLoop:
         if self.saved == stage:  # a finished run that is resumed is left as it is
             return
         bad = self.trainer.update.nonfinite_parameters()
-        if bad:  # an update can be too large by one step before a loss shows it
-            raise NonFinite(f"step {state.step}: {bad[0]} is not finite, so it is not saved; earlier checkpoints are")
-        if self.group.is_main_process and not self.run.exists:  # to save would make a folder that is no run
+        if bad:  # an update can diverge one step before the loss shows it
+            raise NonFinite(
+                f"step {state.step}: {bad[0]} is not finite, so no checkpoint is written; earlier ones are intact"
+            )
+        if self.group.is_main_process and not self.run.exists:  # saving would make the folder again, without its run
             raise FolderLost(f"{str(self.run.folder)!r} is no longer there, so step {state.step} is not saved")
         journals = {"metrics": self.metrics.position(), "samples": self.samples.position()}
         score = state.valid_loss if state.evaluated == state.step else None

@@ -142,7 +142,7 @@ class Update:
             what, where = f"the gradient's norm is {norm}", first_bad_gradient(self.names, self.group)
         else:
             return
-        self._zero_gradients()  # else they would be in the next update of one who goes on
+        self._zero_gradients()  # else they would be part of the next update, if the caller continues
         raise NonFinite(f"{name}: {what}, first in {where}; the update was not made", what, where)
 
     def _first_bad_layer(self, batches: Sequence[MicroBatch]) -> str:
@@ -157,7 +157,7 @@ class Update:
     # ------------------------------------------------------------------- save and restore
 
     def tensors(self) -> dict[str, dict[str, Tensor]]:
-        """What a checkpoint stores as tensors: those of the model, and of each optimiser. They are no copies."""
+        """What a checkpoint stores as tensors: those of the model, and of each optimiser. Not copies."""
         parts = {"model": dict(self.model.state_dict())}
         for number, optimizer in enumerate(self.optimizers):
             parts[f"optimizer{number}"] = optimizer_tensors(optimizer, self._names_in(optimizer))[0]
@@ -199,7 +199,7 @@ class Update:
         set_rng_state(self._rng)
 
     def _seeded_rng(self, step: int) -> dict[str, Any]:
-        """The first process goes on with its random generators; the others seed theirs, for dropout must differ."""
+        """Rank 0 keeps its random generators; the other ranks seed theirs anew, because their dropout must differ."""
         if self.group.rank:
             torch.manual_seed(int(mix(self.cfg.seed, self.group.rank, step) % np.uint64(2**32)))
         return rng_state()
@@ -209,7 +209,7 @@ class Update:
 
 
 def _stored_optimizers(checkpoint: Checkpoint) -> list[tuple[str, dict[str, Any]]]:
-    """The file and the description of each optimiser. Fine-tunings of version 0.1.0 had one, without a number."""
+    """The file and the description of each optimiser. Fine-tunings of version 0.1.0 had one, unnumbered."""
     if "optimizer" in checkpoint.state:
         return [("optimizer", checkpoint.state["optimizer"])]
     return [(f"optimizer{number}", one) for number, one in enumerate(checkpoint.state["optimizers"])]

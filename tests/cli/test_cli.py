@@ -40,6 +40,26 @@ def test_every_command_has_an_example(capsys):
         assert f"skipless {name}" in capsys.readouterr().out, name
 
 
+@pytest.mark.parametrize(
+    ("arguments", "block"),
+    [
+        ([], "sas-p"),
+        (["--block", "sas:beta_ff=0.2"], "sas"),
+        (["--set", "model.block=pre-ln"], "pre-ln"),
+        (["--block", "sas-gains"], "sas-gains"),
+    ],
+)
+def test_a_run_without_a_name_is_named_after_its_block(monkeypatch, arguments, block):
+    import importlib
+
+    folders = []
+    module = importlib.import_module("skipless.cli.train")
+    monkeypatch.setattr(module, "_train", lambda cfg, folder, *rest, **more: folders.append((folder, cfg.digest)))
+    assert run(["train", *arguments]) == 0
+    ((folder, digest),) = folders
+    assert folder.name == f"{block}-{digest}"
+
+
 def test_inspect_json(capsys):
     arguments = "inspect pre-ln sas-p -L 2 -d 32 -H 2 --set vocab_size=64 --set max_seq_len=16 --json"
     assert run(arguments.split()) == 0

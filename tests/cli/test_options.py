@@ -169,7 +169,9 @@ def test_a_checkpoint_by_its_step(folder):
     assert not torch.equal(early.embedding.weight, late.embedding.weight)
 
 
-@pytest.mark.parametrize("checkpoint", ["7", "first", "-4", "", "²"])
+@pytest.mark.parametrize(
+    "checkpoint", ["7", "first", "-4", "", "²", "٤", pytest.param("9" * 5000, id="too long for an int")]
+)
 def test_a_checkpoint_that_is_not_there(folder, checkpoint):
     with pytest.raises(UserError, match="run 'mine' has 4, 8, 12"):
         choose_checkpoint(Run(folder), checkpoint)

@@ -266,7 +266,7 @@ def test_the_reason_has_the_numbers():
     assert verdict.numbers["seeds"] == 2
     assert "sas 2.85, sas-p 3" in verdict.reason
     assert "seeds 0, 1" in verdict.reason
-    assert f"least effect seen {verdict.numbers['least_effect']:.1%}" in verdict.reason
+    assert f"least detectable effect {verdict.numbers['least_effect']:.1%}" in verdict.reason
 
 
 def test_unfinished_runs_do_not_count():

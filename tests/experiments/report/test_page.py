@@ -348,7 +348,7 @@ def test_tables_are_cards_on_a_phone(whole, visit, width):
     claim = page.locator("#fig2-laptop table.claims tbody tr").nth(0)
     assert [claim.locator("td").nth(n).evaluate(label).strip('"') for n in (1, 3, 4)] == [
         "measured",
-        "least effect seen",
+        "least detectable effect",
         "seeds",
     ]
     assert claim.locator("svg.interval").bounding_box()["width"] > 0.7 * claim.bounding_box()["width"]

@@ -1,4 +1,7 @@
-"""What the paper's words are taken for. Losses are compared as shares of the other block's; see docs/experiments.md."""
+"""The numbers that the paper's words are taken for.
+
+Losses are compared as shares of the other block's; see docs/experiments.md.
+"""
 
 from collections.abc import Callable
 
