@@ -3,6 +3,7 @@
 import errno
 import io
 import os
+import resource
 import sys
 import time
 import warnings
@@ -56,6 +57,9 @@ NO_ROOM = (errno.ENOSPC, errno.EDQUOT, errno.EFBIG)
 
 NOT_OF_THE_INPUT = (*NO_ROOM, errno.EIO, errno.EROFS)
 """Errors of the system that no other input would mend: a disk that is full, broken or cannot be written to."""
+
+LEAST_MEMORY = 1 << 30
+"""Bytes of address space that a command is given to work in. With less, the libraries below end it as they like."""
 
 LET_SPEAK = 2.0
 """Seconds that a process which says nothing gives the one that does: torchrun ends all when the first one ends."""
@@ -112,6 +116,7 @@ def _flush() -> OSError | None:
 def _run(arguments: list[str]) -> int:
     try:
         check_text(arguments)
+        check_memory()
         status = app(arguments, standalone_mode=False)
     except UserError as error:
         return _fail(str(error), loud=_speaks(error), status=error.status)
@@ -149,6 +154,13 @@ def check_text(arguments: Sequence[str]) -> None:
             os.fsencode(argument).decode("utf-8")
         except UnicodeError:
             raise UserError(f"{argument!r} is not text in UTF-8") from None
+
+
+def check_memory() -> None:
+    """A MemoryError where the process is allowed less than can be worked in (`ulimit -v`)."""
+    allowed, _ = resource.getrlimit(resource.RLIMIT_AS)
+    if allowed != resource.RLIM_INFINITY and allowed < LEAST_MEMORY:
+        raise MemoryError(f"`ulimit -v` allows {allowed >> 20} MiB, and {LEAST_MEMORY >> 20} are needed")
 
 
 def _chain(error: BaseException | None) -> Iterator[BaseException]:

@@ -1,6 +1,8 @@
 """From the first import on, Ctrl-C is a line; and what is to be typed next can be."""
 
+import resource
 import shlex
+import subprocess
 import sys
 
 import pytest
@@ -33,3 +35,15 @@ def test_the_next_command_can_be_pasted(tmp_path, source, cache_dir, capsys):
     (line,) = [line for line in capsys.readouterr().out.splitlines() if line.startswith("next: ")]
     words = shlex.split(line.removeprefix("next: "))
     assert words == ["skipless", "generate", str(runs / "a b"), "--prompt", prompt]
+
+
+def test_too_little_memory_is_a_line(tmp_path):
+    """Libraries below ours would end the process with a status and words of their own."""
+
+    def limit():
+        resource.setrlimit(resource.RLIMIT_AS, (900 << 20, 900 << 20))
+
+    command = [sys.executable, "-m", "skipless", "inspect", "sas-p"]
+    done = subprocess.run(command, cwd=tmp_path, capture_output=True, text=True, preexec_fn=limit)
+    assert (done.returncode, done.stdout) == (3, "")
+    assert done.stderr == "skipless: out of memory (`ulimit -v` allows 900 MiB, and 1024 are needed)\n"
