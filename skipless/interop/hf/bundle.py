@@ -16,7 +16,7 @@ from pathlib import PurePosixPath
 ENTRY = "skipless.interop.hf.modeling"
 AUTO_MAP = {
     "AutoConfig": "configuration_skipless.SkiplessConfig",
-    "AutoModel": "modeling_skipless.SkiplessModel",
+    "AutoModel": "bare_skipless.SkiplessModel",
     "AutoModelForCausalLM": "modeling_skipless.SkiplessForCausalLM",
     "AutoModelForMaskedLM": "modeling_skipless.SkiplessForMaskedLM",
     "AutoModelForQuestionAnswering": "modeling_skipless.SkiplessForQuestionAnswering",
