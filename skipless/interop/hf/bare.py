@@ -13,7 +13,8 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
-from transformers.utils import logging
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, logging
 from transformers.utils.output_capturing import capture_outputs
 
 from skipless.config.model import ModelConfig
@@ -195,7 +196,7 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **others: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> BaseModelOutputWithPast:
         """What a head sees, (B, t, d), of token ids (B, t) or embeddings (B, t, d).
 
@@ -203,7 +204,7 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         tokens stand; without mask and cache, a new document begins wherever they do not go on by one. In
         `output_attentions` are the mixing matrices αI + βA − γC.
         """
-        asked = refuse_unknown(others, position_ids, *OF_OUTPUT)
+        asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT)
         inputs = self._inputs(input_ids, inputs_embeds)
         wants_matrices = asked.get("output_attentions")
         wants_matrices = self.config.output_attentions if wants_matrices is None else wants_matrices
@@ -218,7 +219,7 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         seen: list[Tensor] | None = [] if wants_matrices or self.config._attn_implementation == "eager" else None
         in_place = seen is not None or wants_states or past_key_values is not None or (mask is not None and mask.ndim == 4)
         if in_place or (self.config.positions == "alibi" and position_ids is not None):
-            shared = Pass(self.config, self.causal, inputs, past_key_values, mask, position_ids, packed)
+            shared = Pass(self.config, self.causal, inputs, past_key_values, mask, position_ids, packed, seen is not None)
             hidden = self.through(inputs, shared.positions, shared.layers(len(self.blocks), seen))
         else:
             hidden = self.encode(inputs, mask, packed, position_ids)

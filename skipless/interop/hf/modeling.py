@@ -23,7 +23,8 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.utils import can_return_tuple, logging
+from transformers.processing_utils import Unpack
+from transformers.utils import TransformersKwargs, can_return_tuple, logging
 
 from skipless.errors import UserError
 from skipless.interop.hf.bare import SkiplessModel, SkiplessPreTrainedModel, refuse_unknown, OF_OUTPUT
@@ -122,14 +123,14 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **others: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> CausalLMOutputWithPast:
         """Logits (B, t, V) of the tokens, or of the last `logits_to_keep`; `labels` are the ids, shifted here.
 
         With a cache the ids are the new tokens, and `attention_mask` covers all tokens so far. In training the loss is
         computed without holding all logits, and these are made if somebody reads them.
         """
-        asked = refuse_unknown(others, position_ids, *OF_OUTPUT, *FOR_LOSS)
+        asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, *FOR_LOSS)
         more = {key: asked.pop(key, None) for key in FOR_LOSS}
         has_loss = labels is not None or more["shift_labels"] is not None
         if use_cache is None and has_loss:
@@ -184,10 +185,10 @@ class SkiplessForMaskedLM(LanguageModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **others: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> MaskedLMOutput:
         """Logits (B, T, V); labels of −100 have no loss."""
-        asked = refuse_unknown(others, position_ids, *OF_OUTPUT, "num_items_in_batch")
+        asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
         n_items = asked.pop("num_items_in_batch", None)
         found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked)
         hidden, rest = found.last_hidden_state, (found.hidden_states, found.attentions)
@@ -221,10 +222,10 @@ class SkiplessForSequenceClassification(WithHead):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **others: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> SequenceClassifierOutput:
         """Logits (B, num_labels)."""
-        asked = refuse_unknown(others, position_ids, *OF_OUTPUT, "num_items_in_batch")
+        asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
         more = {"num_items_in_batch": asked.pop("num_items_in_batch", None)}
         found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked)
         hidden = found.last_hidden_state
@@ -257,10 +258,10 @@ class SkiplessForTokenClassification(WithHead):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **others: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> TokenClassifierOutput:
         """Logits (B, T, num_labels); labels of −100 have no loss."""
-        asked = refuse_unknown(others, position_ids, *OF_OUTPUT, "num_items_in_batch")
+        asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
         more = {"num_items_in_batch": asked.pop("num_items_in_batch", None)}
         found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked)
         logits = self.classifier(self.dropout(found.last_hidden_state))
@@ -286,10 +287,10 @@ class SkiplessForQuestionAnswering(WithHead):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        **others: Any,
+        **kwargs: Unpack[TransformersKwargs],
     ) -> QuestionAnsweringModelOutput:
         """Logits (B, T) of the beginning and of the end."""
-        asked = refuse_unknown(others, position_ids, *OF_OUTPUT, "num_items_in_batch")
+        asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
         asked.pop("num_items_in_batch", None)
         found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked)
         start, end = self.qa_outputs(found.last_hidden_state).unbind(-1)

@@ -31,8 +31,9 @@ class Pass:
         mask: Tensor | None = None,
         positions: Tensor | None = None,
         documents: Tensor | None = None,
+        explicit: bool = False,
     ) -> None:
-        """`mask` is bool (B, S) of padding, or M itself, (B, 1 or H, t, S)."""
+        """`mask` is bool (B, S) of padding, or M itself, (B, 1 or H, t, S). `explicit` where matrices will be made."""
         self.cache, self.new = cache, inputs.shape[1]
         self.first = 0 if cache is None else cache.get_seq_length()  # a static cache's is a tensor
         index = self.first + torch.arange(self.new, device=inputs.device)  # (t,)
@@ -48,6 +49,7 @@ class Pass:
         # of a prompt the mask is square, and its fast forms need no (T, T) matrix; but where padding stands between
         # tokens, only an explicit one counts ALiBi's distances without it
         square = rows is None and isinstance(self.first, int) and self.first == 0
+        square = square and not (explicit and cache is not None)  # there a matrix has a column for each place
         if square and (alibi is None or places is None or not causal):
             self.mask = Mask(causal, None if padding is None else padding[:, : self.new], documents, alibi)
         else:
@@ -55,10 +57,10 @@ class Pass:
         self._centring: Tensor | None = None
 
     def _check(self, config: Any, inputs: Tensor, padding: Tensor | None, documents: Tensor | None) -> None:
-        if self.cache is not None and config.to_model_config().block.beta_sa is None:
-            raise UserError("without attention nothing is remembered: this block needs use_cache=False")
         if torch.compiler.is_compiling():
             return
+        if self.cache is not None and config.block["beta_sa"] is None:
+            raise UserError("without attention nothing is remembered: this block needs use_cache=False")
         end = int(self.first) + self.new
         if documents is None:  # else it is the documents that have a length
             check_length(end, config.max_seq_len)
@@ -144,8 +146,6 @@ class ExplicitLayer(CachedLayer):
     def mix(self, matrix: Callable[[Tensor, Tensor, Mask], Tensor], q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """The matrix of the new tokens, (B, H, t, S), times the values so far: (B, H, t, D)."""
         keys, values = (k, v) if self.shared.cache is None else self.remember(k, v)
-        if self.mask.queries is None:
-            keys, values = k, v
         weights = matrix(q, keys, self.mask)
         self.seen.append(weights)
         return weights @ values
