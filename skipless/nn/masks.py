@@ -155,8 +155,9 @@ class Mask:
     def mean(self, v: Tensor) -> Tensor:
         """C·V for (B, H, T, D) values, or something that broadcasts to it; summed in float32 at least."""
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
-        if self.rows is not None:
-            return (self.centring(wide, *self.rows.shape[-2:]) @ wide).to(v.dtype)
+        if self.rows is not None or self.queries is not None:
+            n_query = self.rows.shape[-2] if self.queries is None else len(self.queries)  # pyrefly: ignore
+            return (self.centring(wide, n_query, wide.shape[-2]) @ wide).to(v.dtype)
         real = torch.ones(1, 1, v.shape[-2], 1, dtype=wide.dtype, device=v.device)
         if self.padding is not None:
             real = self.padding[:, None, :, None].to(wide.dtype)

@@ -30,6 +30,9 @@ class SkiplessConfig(PreTrainedConfig):
     """File name → text of what `auto_map` names. Nothing where those files are at work: `transformers` copies them."""
 
     use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
     is_causal: bool | None = None
     """Whether a token sees only those before it. Models with a head know, and write it down."""
 

@@ -50,7 +50,7 @@ class Pass:
         # tokens, only an explicit one counts ALiBi's distances without it
         square = rows is None and isinstance(self.first, int) and self.first == 0
         square = square and not (explicit and cache is not None)  # there a matrix has a column for each place
-        if square and (alibi is None or places is None or not causal):
+        if square and (alibi is None or places is None or (places is ranks and not causal)):
             self.mask = Mask(causal, None if padding is None else padding[:, : self.new], documents, alibi)
         else:
             self.mask = Mask(causal, padding, alibi=alibi, queries=index, places=places, rows=rows)

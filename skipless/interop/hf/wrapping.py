@@ -45,9 +45,10 @@ def wrap(model: CausalLM | MaskedLM | SequenceClassifier) -> Any:
         wrapped.lm_head = model.head
     for module in wrapped.modules():
         module._is_hf_initialized = True
-    if isinstance(wrapped, SkiplessForCausalLM) and model.tokenizer is not None:
-        wrapped.generation_config.eos_token_id = model.tokenizer.end_id
-        wrapped.generation_config.pad_token_id = model.tokenizer.pad_id
+    if model.tokenizer is not None:
+        places = [wrapped.config, *([wrapped.generation_config] if isinstance(wrapped, SkiplessForCausalLM) else [])]
+        for place in places:
+            place.eos_token_id, place.pad_token_id = model.tokenizer.end_id, model.tokenizer.pad_id
     return wrapped.train(model.training)
 
 

@@ -33,19 +33,7 @@ from skipless.interop.hf import (
     wrap,
 )
 from skipless.nn import CausalLM, MaskedLM
-from tests.helpers.weights import disturbed
-
-V = 40
-SIZE = {"n_layer": 2, "d_model": 24, "n_head": 3, "vocab_size": V, "max_seq_len": 48}
-POSITIONS = ["sinusoidal", "learned", "alibi", "rotary"]
-
-
-def make(block="sas-p", kind=SkiplessForCausalLM, dtype=torch.float64, **changes):
-    """A model whose weights are all of the same order, so that nothing it remembers can be left out unseen."""
-    model = kind(SkiplessConfig(block=block, **{**SIZE, **changes}))
-    disturbed(model.model, 0.2)
-    return model.to(dtype).eval()
-
+from tests.interop.hf.small import POSITIONS, SIZE, V, make
 
 # --------------------------------------------------------------------------- the library's numbers
 
