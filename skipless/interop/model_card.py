@@ -72,9 +72,10 @@ def _use(model: CausalLM | MaskedLM | SequenceClassifier, to: str) -> str:
 
 def _use_hf(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
     auto = f"AutoModelFor{AUTO[plain_type(model)]}"
-    lines = [f"from transformers import {auto}, AutoTokenizer, pipeline", "", 'here = "."  # this folder, or its name']
+    lines = [f"from transformers import {auto}, PreTrainedTokenizerFast, pipeline", ""]
+    lines += ['here = "."  # this folder, or its name']
     lines += [f"model = {auto}.from_pretrained(here, trust_remote_code=True)"]
-    lines += ["tokenizer = AutoTokenizer.from_pretrained(here, trust_remote_code=True)"]
+    lines += ["tokenizer = PreTrainedTokenizerFast.from_pretrained(here)"]
     lines += [f'ask = pipeline("{PIPELINES[plain_type(model)]}", model=model, tokenizer=tokenizer)']
     if isinstance(model, CausalLM):
         lines += [
