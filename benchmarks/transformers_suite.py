@@ -12,12 +12,13 @@ and what these import. None of it is part of this project. It is made of two thi
     mkdir transformers-5.22.2/utils; cp -rn transformers/utils/test_module transformers-5.22.2/utils/
     python benchmarks/transformers_suite.py --transformers-tests transformers-5.22.2
 
-and `pip install parameterized httpx`. Absent remain transformers' conftest.py (which is not in the sdist, and only registers
-marks) and whatever needs an accelerator, DeepSpeed or the network: those tests skip themselves, for Llama and BERT too.
+and `pip install parameterized httpx`. Absent remain transformers' conftest.py (which is not in the sdist, and only
+registers marks) and whatever needs an accelerator, DeepSpeed or the network: those tests skip themselves, for Llama and
+BERT too.
 
-Every block with its defaults; sas-p and pre-ln also with learned, rotary and ALiBi positions and with an untied head; each
-as a model that writes (bare, causal) and as one that reads (bare, masked, and the three classifiers). Llama and BERT
-stand beside them in the same harness. The exit status is 0 only if nothing of ours failed.
+Every block with its defaults; sas-p and pre-ln also with learned, rotary and ALiBi positions and with an untied head;
+each as a model that writes (bare, causal) and as one that reads (bare, masked, and the three classifiers). Llama and
+BERT stand beside them in the same harness. The exit status is 0 only if nothing of ours failed.
 """
 
 import argparse
@@ -48,7 +49,9 @@ def main() -> int:
     if options.json:
         options.json.write_text(json.dumps(outcomes, indent=1, sort_keys=True), encoding="utf-8")
     show(outcomes)
-    failed = [name for name, (kind, _) in outcomes.items() if kind == "failed" and not name.startswith(tuple(THEIRS.values()))]
+    failed = [
+        name for name, (kind, _) in outcomes.items() if kind == "failed" and not name.startswith(tuple(THEIRS.values()))
+    ]
     return 1 if failed or not outcomes else 0
 
 

@@ -9,9 +9,9 @@ from collections.abc import Callable
 from typing import Any
 
 import torch
-from tests.generation.test_utils import GenerationTesterMixin
-from tests.test_configuration_common import ConfigTester
-from tests.test_modeling_common import ModelTesterMixin, ids_tensor
+from tests.generation.test_utils import GenerationTesterMixin  # pyrefly: ignore
+from tests.test_configuration_common import ConfigTester  # pyrefly: ignore
+from tests.test_modeling_common import ModelTesterMixin, ids_tensor  # pyrefly: ignore
 from transformers import BertConfig, LlamaConfig, PreTrainedConfig
 from transformers.models.auto import modeling_auto
 from transformers.models.bert import modeling_bert
@@ -92,7 +92,9 @@ def llama() -> type:
     """Llama, which can only write here: its other heads are as those of ours that read."""
     sizes = {"hidden_size": WIDTH, "num_hidden_layers": LAYERS, "num_attention_heads": HEADS, "vocab_size": VOCABULARY}
     more = {"intermediate_size": 37, "pad_token_id": 0, "bos_token_id": 1, "eos_token_id": 2}
-    return case(lambda: LlamaConfig(**sizes, **more), (modeling_llama.LlamaModel, modeling_llama.LlamaForCausalLM), sizes)
+    return case(
+        lambda: LlamaConfig(**sizes, **more), (modeling_llama.LlamaModel, modeling_llama.LlamaForCausalLM), sizes
+    )
 
 
 def bert() -> type:

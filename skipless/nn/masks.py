@@ -13,7 +13,7 @@ Shapes: B batch, H heads, T tokens, D width of a head; t queries over S keys whe
 leading 1 stands for "the same for all".
 """
 
-from dataclasses import dataclass, fields
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -204,8 +204,8 @@ class Mask:
 
     def to(self, device: torch.device | str | int) -> "Mask":
         """The same on another device, where a model's layers lie on several."""
-        parts = {field.name: getattr(self, field.name) for field in fields(self)}
-        return Mask(**{name: part.to(device) if isinstance(part, Tensor) else part for name, part in parts.items()})
+        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, **{name: part.to(device) for name, part in tensors.items()})
 
     def check(self, batch: int, length: int) -> None:
         """Raise where the padding or the documents do not fit (B, T) token ids."""

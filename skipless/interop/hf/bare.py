@@ -5,7 +5,7 @@ Nothing is computed here that `skipless.nn` does not: the bare model is the same
 
 import os
 from functools import cache
-from typing import Any
+from typing import Any, TypedDict, Unpack
 
 import torch
 from torch import Tensor, nn
@@ -13,8 +13,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, logging
+from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
 from skipless.config.model import ModelConfig
@@ -33,8 +32,8 @@ logger = logging.get_logger(__name__)
 EARLIER_NAMES = {"model.head.": "lm_head.", "model.pooler.": "pooler.", "model.classifier.": "classifier."}
 """How names began in exports of earlier versions, and how they begin now."""
 
-HARMLESS = ("tokenizer", "assistant_tokenizer", "cache_position", "token_type_ids", "return_dict", "is_causal")
-"""Arguments that libraries hand on and that change nothing here: a cache knows where it is, there are no token types."""
+HARMLESS = ("tokenizer", "assistant_tokenizer", "cache_position", "token_type_ids", "return_dict")
+"""What libraries hand on and what changes nothing here: a cache knows where it is, there are no token types."""
 
 OF_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "seq_idx")
 """What collators say of packed documents beside `position_ids`, which say the same."""
@@ -43,10 +42,20 @@ OF_PACKED = ("cu_seq_lens_q", "cu_seq_lens_k", "max_length_q", "max_length_k", "
 OF_OUTPUT = ("output_attentions", "output_hidden_states")
 
 
+class Asked(TypedDict, total=False):
+    """What may be asked of every forward by keyword; a model without a loss refuses what is for one."""
+
+    output_attentions: bool | None
+    output_hidden_states: bool | None
+    num_items_in_batch: Tensor | int | None
+    shift_labels: Tensor | None
+
+
 def refuse_unknown(given: dict[str, Any], positions: Tensor | None, *known: str) -> dict[str, Any]:
     """Those of the arguments that are known; any other that asks for something cannot be served, and that is said."""
     fine = (*known, *HARMLESS, *(() if positions is None else OF_PACKED))
-    unknown = [key for key, value in given.items() if key not in fine and value is not None and value is not False]
+    asked = [key for key, value in given.items() if value is not None and (value is not False or key == "is_causal")]
+    unknown = [key for key in asked if key not in fine]
     if unknown:
         raise UserError(f"skipless models do not take {', '.join(unknown)}")
     return {key: value for key, value in given.items() if key in known}
@@ -80,7 +89,7 @@ class SkiplessPreTrainedModel(PreTrainedModel):
         found = super().from_pretrained(*places, key_mapping={**earlier, **(key_mapping or {})}, **more)
         model = found[0] if isinstance(found, tuple) else found
         if key_mapping is None:
-            model._weight_conversions = None  # it is saved with the names of today
+            vars(model)["_weight_conversions"] = None  # it is saved with the names of today
         return found
 
     @property
@@ -94,7 +103,7 @@ class SkiplessPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *others: Any, **more: Any) -> None:
         """As everywhere in `transformers`. The configuration says which way tokens look."""
-        self.config.is_causal = self.base_model.causal
+        self.config.is_causal = bool(self.base_model.causal)
         super().save_pretrained(save_directory, *others, **more)
 
     @torch.no_grad()
@@ -144,15 +153,16 @@ def _rename_earlier(module: nn.Module, tensors: dict[str, Any], prefix: str, *_:
 class Step(GradientCheckpointingLayer):
     """Runs one block; and again in the backward pass, where gradient checkpointing is on. It has no weights."""
 
-    def forward(self, x: Tensor, block: nn.Module, mask: MaskLike, rope: Rope | None) -> Tensor:  # (B, T, d) → (B, T, d)
+    def forward(self, x: Tensor, block: nn.Module, mask: MaskLike, rope: Rope | None) -> Tensor:
+        """(B, T, d) → (B, T, d)."""
         return block(x, mask, rope)
 
 
 class SkiplessModel(SkiplessPreTrainedModel, Stack):
     """Embedding, blocks and norm without a head: what `AutoModel` opens, and `base_model` of every other.
 
-    `config.is_causal` says whether a token sees only those before it; unless it is given, the architecture does that the
-    weights were trained in, and without one it is true.
+    `config.is_causal` says whether a token sees only those before it; unless it is given, the architecture does in which
+    the weights were trained, and without one it is true.
     """
 
     _can_record_outputs = {"hidden_states": Step}
@@ -196,12 +206,12 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         past_key_values: Cache | None = None,
         inputs_embeds: Tensor | None = None,
         use_cache: bool | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Unpack[Asked],
     ) -> BaseModelOutputWithPast:
         """What a head sees, (B, t, d), of token ids (B, t) or embeddings (B, t, d).
 
-        With a cache these are the new tokens, and `attention_mask` covers all tokens so far. `position_ids` are where the
-        tokens stand; without mask and cache, a new document begins wherever they do not go on by one. In
+        With a cache these are the new tokens, and `attention_mask` covers all tokens so far. `position_ids` say where
+        tokens stand; without mask and cache, a new document begins wherever they do not go on by one. The attentions of
         `output_attentions` are the mixing matrices αI + βA − γC.
         """
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT)
@@ -217,9 +227,13 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         self._check_cache(past_key_values)
         self._check_positions(inputs, position_ids, past_key_values, packed)
         seen: list[Tensor] | None = [] if wants_matrices or self.config._attn_implementation == "eager" else None
-        in_place = seen is not None or wants_states or past_key_values is not None or (mask is not None and mask.ndim == 4)
+        in_place = (
+            seen is not None or wants_states or past_key_values is not None or (mask is not None and mask.ndim == 4)
+        )
         if in_place or (self.config.positions == "alibi" and position_ids is not None):
-            shared = Pass(self.config, self.causal, inputs, past_key_values, mask, position_ids, packed, seen is not None)
+            shared = Pass(
+                self.config, self.causal, inputs, past_key_values, mask, position_ids, packed, seen is not None
+            )
             hidden = self.through(inputs, shared.positions, shared.layers(len(self.blocks), seen))
         else:
             hidden = self.encode(inputs, mask, packed, position_ids)
@@ -249,7 +263,9 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         if not self.causal:
             raise UserError("a model in which tokens see those after them has nothing to cache: use_cache=False")
         if self.training and self.is_gradient_checkpointing and torch.is_grad_enabled():
-            raise UserError("under gradient checkpointing a layer runs twice and would fill a cache twice: leave it out")
+            raise UserError(
+                "under gradient checkpointing a layer runs twice and would fill a cache twice: leave it out"
+            )
 
     def _check_positions(
         self, inputs: Tensor, positions: Tensor | None, cache: Cache | None, packed: Tensor | None
@@ -258,7 +274,11 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
             check_length(inputs.shape[1], self.config.max_seq_len)
         if positions is None:
             return
-        if positions.ndim != 2 or positions.shape[1] != inputs.shape[1] or positions.shape[0] not in (1, inputs.shape[0]):
+        if (
+            positions.ndim != 2
+            or positions.shape[1] != inputs.shape[1]
+            or positions.shape[0] not in (1, inputs.shape[0])
+        ):
             raise UserError(f"position_ids must be {tuple(inputs.shape[:2])}, got {tuple(positions.shape)}")
         if not torch.compiler.is_compiling() and positions.numel() and int(positions.max()) >= self.config.max_seq_len:
             check_length(int(positions.max()) + 1, self.config.max_seq_len)

@@ -20,8 +20,8 @@ from skipless.nn.model import IGNORED
 def serves(head: nn.Module, hidden: Tensor) -> bool:
     """Whether the loss may read the head's matrix instead of calling it: it is nothing but that, and nobody would see.
 
-    An adapter, a hook, a quantised or an offloaded head is called. In half precision, without autocast, the loss is left
-    to `transformers`, which computes it in float32; a compiler cannot trace the chunks.
+    An adapter, a hook, a quantised or an offloaded head is called. With weights in half precision the loss is left to
+    `transformers`, which computes it in float32; and a compiler cannot trace the chunks.
     """
     if not are_plain_linear(head) or torch.compiler.is_compiling():
         return False

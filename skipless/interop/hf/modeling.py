@@ -6,7 +6,7 @@ Shapes: B batch, T tokens, t new tokens, d width, V vocabulary.
 """
 
 from functools import partial
-from typing import Any, ClassVar
+from typing import Any, ClassVar, Unpack
 
 import torch
 import torch.nn.functional as F
@@ -15,7 +15,6 @@ from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
 from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
 from transformers.modeling_outputs import (
-    BaseModelOutputWithPast,
     CausalLMOutputWithPast,
     MaskedLMOutput,
     QuestionAnsweringModelOutput,
@@ -23,11 +22,10 @@ from transformers.modeling_outputs import (
     TokenClassifierOutput,
 )
 from transformers.modeling_utils import slice_logits_to_keep
-from transformers.processing_utils import Unpack
-from transformers.utils import TransformersKwargs, can_return_tuple, logging
+from transformers.utils import can_return_tuple, logging
 
 from skipless.errors import UserError
-from skipless.interop.hf.bare import SkiplessModel, SkiplessPreTrainedModel, refuse_unknown, OF_OUTPUT
+from skipless.interop.hf.bare import OF_OUTPUT, Asked, SkiplessModel, SkiplessPreTrainedModel, refuse_unknown
 from skipless.interop.hf.configuration import SkiplessConfig
 from skipless.interop.hf.losses import (
     LateCausalLMOutput,
@@ -80,7 +78,7 @@ class WithHead(SkiplessPreTrainedModel):
                     "in one a token sees all others, in the other only those before it"
                 )
 
-    def base(self, *inputs: Any, **asked: Any) -> BaseModelOutputWithPast:
+    def base(self, *inputs: Any, **asked: Any) -> Any:
         """What the bare model gives of these arguments."""
         return self.model(*inputs, **asked, return_dict=True)
 
@@ -123,7 +121,7 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
         labels: Tensor | None = None,
         use_cache: bool | None = None,
         logits_to_keep: int | Tensor = 0,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Unpack[Asked],
     ) -> CausalLMOutputWithPast:
         """Logits (B, t, V) of the tokens, or of the last `logits_to_keep`; `labels` are the ids, shifted here.
 
@@ -156,8 +154,8 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
         prompt = ids if given is None else given.shape[1]
         if prompt >= self.config.max_seq_len:
             raise UserError(
-                f"the prompt has {prompt} tokens, and the context of this model (max_seq_len) {self.config.max_seq_len}: "
-                "there is no room for another"
+                f"the prompt has {prompt} tokens, and the context of this model (max_seq_len) "
+                f"{self.config.max_seq_len}: there is no room for another"
             )
         prepared.max_length = min(prepared.max_length, self.config.max_seq_len - prompt + ids)
         return prepared
@@ -185,7 +183,7 @@ class SkiplessForMaskedLM(LanguageModel):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Unpack[Asked],
     ) -> MaskedLMOutput:
         """Logits (B, T, V); labels of −100 have no loss."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
@@ -194,7 +192,8 @@ class SkiplessForMaskedLM(LanguageModel):
         hidden, rest = found.last_hidden_state, (found.hidden_states, found.attentions)
         if labels is not None and self._trains_in_chunks(hidden, ForMaskedLMLoss):
             loss = chunked_loss(hidden, self.lm_head.weight, labels, n_items)
-            return LateMaskedLMOutput(with_late_logits(loss, partial(self.lm_head, hidden)), None, *rest)
+            loss = with_late_logits(loss, partial(self.lm_head, hidden))
+            return LateMaskedLMOutput(loss, None, *rest)  # pyrefly: ignore
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
@@ -222,7 +221,7 @@ class SkiplessForSequenceClassification(WithHead):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Unpack[Asked],
     ) -> SequenceClassifierOutput:
         """Logits (B, num_labels)."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
@@ -258,7 +257,7 @@ class SkiplessForTokenClassification(WithHead):
         position_ids: Tensor | None = None,
         inputs_embeds: Tensor | None = None,
         labels: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Unpack[Asked],
     ) -> TokenClassifierOutput:
         """Logits (B, T, num_labels); labels of −100 have no loss."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
@@ -287,7 +286,7 @@ class SkiplessForQuestionAnswering(WithHead):
         inputs_embeds: Tensor | None = None,
         start_positions: Tensor | None = None,
         end_positions: Tensor | None = None,
-        **kwargs: Unpack[TransformersKwargs],
+        **kwargs: Unpack[Asked],
     ) -> QuestionAnsweringModelOutput:
         """Logits (B, T) of the beginning and of the end."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")

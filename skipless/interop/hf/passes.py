@@ -157,8 +157,8 @@ class ExplicitLayer(CachedLayer):
 def read_mask(given: Tensor | None, inputs: Tensor) -> Tensor | None:
     """An attention mask in any form: bool (B, S), true for real tokens, or M itself, (B, 1 or H, t, S).
 
-    Two axes: 1 for a real token, 0 for padding, of any type. Four: bool, true where a query sees a key; or what is added
-    to the scores, 0 where it does and the lowest number there is where it does not.
+    Two axes: 1 for a real token, 0 for padding, of any type. Four: bool, true where a query sees a key; or what is
+    added to the scores, 0 where it does and the lowest number there is where it does not.
     """
     if given is None:
         return None
@@ -171,8 +171,10 @@ def read_mask(given: Tensor | None, inputs: Tensor) -> Tensor | None:
             raise UserError("an attention_mask of floats with two axes must hold 1 for real tokens and 0 for padding")
         return given != 0
     if given.shape[-2] != inputs.shape[1]:
-        raise UserError(f"an attention_mask with four axes has a row for each of {inputs.shape[1]} new tokens, "
-                        f"got {tuple(given.shape)}")
+        raise UserError(
+            f"an attention_mask with four axes has a row for each of {inputs.shape[1]} new tokens, "
+            f"got {tuple(given.shape)}"
+        )
     if not given.is_floating_point():
         zero = torch.zeros((), dtype=torch.float32, device=given.device)
         return torch.where(given != 0, zero, float("-inf"))

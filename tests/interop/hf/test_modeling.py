@@ -188,6 +188,7 @@ def test_half_precision():
         ({"attention_mask": torch.ones(2, 1, 3, 4, dtype=torch.long)}, "a row for each of 4 new tokens"),
         ({"attention_mask": torch.ones(2, 3, dtype=torch.long)}, r"covers all tokens so far: \(2, 4\), got \(2, 3\)"),
         ({"head_mask": torch.ones(2)}, "do not take head_mask"),
+        ({"is_causal": False}, "do not take is_causal"),
         ({"position_ids": torch.zeros(2, 3)}, r"position_ids must be \(2, 4\)"),
         ({"cu_seq_lens_q": torch.tensor([0, 4])}, "do not take cu_seq_lens_q"),
     ],

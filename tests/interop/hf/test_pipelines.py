@@ -99,7 +99,8 @@ def collate(rows):
     mask = (ids != 0).long()
     return {"input_ids": ids, "attention_mask": mask, "labels": ids.masked_fill(mask == 0, -100)}
 
-model = SkiplessForCausalLM(SkiplessConfig(block="sas-p", n_layer=2, d_model=24, n_head=3, vocab_size=20, max_seq_len=32))
+config = SkiplessConfig(block="sas-p", n_layer=2, d_model=24, n_head=3, vocab_size=20, max_seq_len=32)
+model = SkiplessForCausalLM(config)
 how = TrainingArguments(sys.argv[1], max_steps=20, per_device_train_batch_size=8, learning_rate=3e-3, bf16=True,
                         use_cpu=True, logging_steps=1, report_to=[], save_strategy="no", disable_tqdm=True)
 trainer = Trainer(model, how, train_dataset=rows, eval_dataset=rows, data_collator=collate)
