@@ -215,6 +215,7 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         `output_attentions` are the mixing matrices αI + βA − γC.
         """
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT)
+        self._check_attention()
         inputs = self._inputs(input_ids, inputs_embeds)
         wants_matrices = asked.get("output_attentions")
         wants_matrices = self.config.output_attentions if wants_matrices is None else wants_matrices
@@ -239,6 +240,14 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
             hidden = self.encode(inputs, mask, packed, position_ids)
         matrices: Any = tuple(seen) if seen is not None and wants_matrices else None
         return BaseModelOutputWithPast(hidden, past_key_values, attentions=matrices)  # pyrefly: ignore
+
+    def _check_attention(self) -> None:
+        """Whoever runs a model for others, vLLM for one, sets the name of its attention in the configuration itself."""
+        if self.config._attn_implementation not in ("sdpa", "eager"):
+            raise UserError(
+                f"attention {self.config._attn_implementation!r} gives A·V alone, and these models need αI + βA − γC: "
+                "only 'sdpa' and 'eager' can be chosen"
+            )
 
     def _inputs(self, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
         if (ids is None) == (embedded is None):

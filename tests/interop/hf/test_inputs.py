@@ -55,9 +55,9 @@ def test_generate_with_padding_is_generate_without(positions):
     padded[0, 4:], mask[0, :4] = row[0], 0
     how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
     alone = model.generate(row, **how)[0, 4:]
-    for given in ({}, {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}):
+    for more in ({}, {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}):
         for cache in ("dynamic", "static"):
-            found = model.generate(padded, attention_mask=mask, cache_implementation=cache, **how, **given)
+            found = model.generate(padded, attention_mask=mask, cache_implementation=cache, **how, **more)
             assert torch.equal(found[0, 8:], alone)
 
 

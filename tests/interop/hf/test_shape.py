@@ -245,6 +245,9 @@ def test_eager_is_the_explicit_form_and_others_are_refused():
     for name in ("flex_attention", "flash_attention_2", "made_up"):
         with pytest.raises((ValueError, ImportError), match=r"not support|not supported"):
             SkiplessForCausalLM._from_config(SkiplessConfig(**SIZE), attn_implementation=name)
+    fast.config._attn_implementation_internal = "vllm"  # as a server sets it
+    with pytest.raises(ValueError, match="'vllm' gives A·V alone"):
+        fast(ids)
 
 
 @pytest.mark.parametrize("block", BLOCKS)
