@@ -162,7 +162,7 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
         prepared.max_length = min(prepared.max_length, self.config.max_seq_len - prompt + ids)
         return prepared
 
-    def _prepare_position_ids_for_generation(self, *_: Any) -> None:
+    def _prepare_position_ids_for_generation(self, *_: Any) -> None:  # pyrefly: ignore
         """`generate` gives only the positions that it was given: others are counted, wherever padding stands."""
 
     @staticmethod
