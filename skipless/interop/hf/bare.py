@@ -88,8 +88,10 @@ class SkiplessPreTrainedModel(PreTrainedModel):
         earlier = {f"^{old.replace('.', chr(92) + '.')}": new for old, new in EARLIER_NAMES.items()}
         found = super().from_pretrained(*places, key_mapping={**earlier, **(key_mapping or {})}, **more)
         model = found[0] if isinstance(found, tuple) else found
-        if key_mapping is None:
-            vars(model)["_weight_conversions"] = None  # it is saved with the names of today
+        used = getattr(model, "_weight_conversions", None) or []  # and would be undone when the model is saved
+        vars(model)["_weight_conversions"] = [
+            one for one in used if not set(one.target_patterns) & set(EARLIER_NAMES.values())
+        ]
         return found
 
     @property

@@ -92,7 +92,7 @@ class Pass:
     def centring(self, values: Tensor) -> Tensor:
         """The new rows of C, (1 or B, 1 or H, t, S), in float32 at least, made once for all layers."""
         if self._centring is None:
-            like = values.new_empty(0, dtype=torch.promote_types(values.dtype, torch.float32))
+            like = torch.empty(0, dtype=torch.promote_types(values.dtype, torch.float32), device=self.positions.device)
             self._centring = self.mask.centring(like, self.new, values.shape[-2])
         return self._centring.to(values.device)
 
