@@ -30,7 +30,7 @@ from skipless.config.run import RunConfig
 from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer
-from skipless.storage.checkpoints import Checkpoint, Checkpoints
+from skipless.storage.checkpoints import AVERAGE, Checkpoint, Checkpoints
 from skipless.storage.files import leftovers, sweep
 from skipless.storage.json_files import are_numbers, read_json_lines
 from skipless.storage.save_group import SaveGroup
@@ -164,34 +164,42 @@ def find_model(path: Path | str, runs: Path | str = "runs") -> Path:
 
 
 def load(
-    path: Path | str, *, checkpoint: int | str = "last", which: str | None = None
+    path: Path | str, *, checkpoint: int | str = "last", average: bool = False, which: str | None = None
 ) -> CausalLM | MaskedLM | SequenceClassifier:
     """The model of a run, of one of its checkpoints, or of an export, in eval mode, with its tokeniser as `.tokenizer`.
 
-    `checkpoint` is one of a run: `last`, `best`, or its step (`which` is the old name). An export is a folder of
-    `skipless export`, or one that `save_pretrained` wrote.
+    `checkpoint` is one of a run: `last`, `best`, or its step (`which` is the old name). With `average` its weights are
+    their average over steps (`train.ema`). An export is a folder of `skipless export`, or one that `save_pretrained`
+    wrote.
     """
     if which is not None:
         warnings.warn("`which` is now `checkpoint`", DeprecationWarning, stacklevel=2)
         checkpoint = which
     given = find_model(path)
     if not is_export(given) and not _is_checkpoint(given):
-        return load_checkpoint(Run(given), choose_checkpoint(Run(given), checkpoint))
+        return load_checkpoint(Run(given), choose_checkpoint(Run(given), checkpoint), average=average)
+    if average and is_export(given):
+        raise UserError(f"{str(path)!r} is an export, which has one set of weights and no average beside it")
     if checkpoint != "last":
         raise UserError(f"{str(path)!r} is one model, not a run: there is no checkpoint {str(checkpoint)!r} to choose")
     if is_export(given):
         return _load_export(given)
-    return load_checkpoint(Run(given.absolute().parent.parent), Checkpoints.load(given))
+    return load_checkpoint(Run(given.absolute().parent.parent), Checkpoints.load(given), average=average)
 
 
 def _is_checkpoint(folder: Path) -> bool:
     return (folder / "manifest.json").exists()
 
 
-def load_checkpoint(run: Run, checkpoint: Checkpoint) -> CausalLM | MaskedLM:
-    """The model of a run as a checkpoint has it."""
+def load_checkpoint(run: Run, checkpoint: Checkpoint, *, average: bool = False) -> CausalLM | MaskedLM:
+    """The model of a run as a checkpoint has it, or with the average of its weights."""
     cfg = run.config()
-    model = _with_weights(lambda: MODELS[cfg.task](cfg.model), cfg.model, checkpoint.tensors("model"), checkpoint.path)
+    tensors = checkpoint.tensors("model")
+    if average:
+        if AVERAGE not in checkpoint.stems:
+            raise UserError(f"{str(checkpoint.path)!r} has no average of the weights: it was trained without train.ema")
+        tensors |= checkpoint.tensors(AVERAGE)
+    model = _with_weights(lambda: MODELS[cfg.task](cfg.model), cfg.model, tensors, checkpoint.path)
     return _with_tokenizer(model, run.tokenizer(), run.folder)
 
 

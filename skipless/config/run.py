@@ -85,13 +85,27 @@ class TrainConfig(Config):
     weight_decay: float = Field(0.1, ge=0, description="On matrices and embeddings; never on gains, norms, biases.")
     clip: float | None = Field(1.0, gt=0, description="Largest norm of the gradient.")
 
-    schedule: Literal["linear", "cosine", "triangle", "constant"] = Field(
-        "linear", description="Learning rate after the warm-up: a line or half a cosine to zero, or constant."
+    schedule: Literal["linear", "cosine", "triangle", "constant", "wsd"] = Field(
+        "linear",
+        description="Learning rate after the warm-up: a line or half a cosine to zero, constant, or constant and then "
+        "a line to zero (wsd: warm-up, stable, decay).",
     )
     warmup: float | None = Field(
         None, ge=0, description="Share of the budget below 1, else steps; by default 0.05, and 0.75 for `triangle`."
     )
     warmup_from: float = Field(0.0, ge=0, le=1, description="Where the warm-up begins, as a share of the peak.")
+    decay: float | None = Field(
+        None, gt=0, description="wsd: the decay at the end, a share of the budget below 1, else steps; by default 0.2."
+    )
+    branch: Text | None = Field(
+        None, description="The run (its configuration's hash) and the step that this one went on from: `1a2b3c4d@500`."
+    )
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="Average the weights over steps by this factor, such as 0.999, and evaluate both."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Keep only the inputs of each block, and run it again in the backward pass: less memory."
+    )
 
     mask_share: float = Field(0.25, gt=0, lt=1, description="Masked language models: share of the tokens masked.")
 
@@ -131,7 +145,16 @@ class TrainConfig(Config):
             raise ValueError("a warm-up in steps needs a budget in steps; give a share below 1")
         if self.warmup is not None and self.steps is not None and self.warmup >= 1 and self.warmup > self.steps:
             raise ValueError(f"a warm-up of {self.warmup:g} steps is longer than the training of {self.steps}")
+        self._check_decay()
         return self
+
+    def _check_decay(self) -> None:
+        if self.decay is not None and self.schedule != "wsd":
+            raise ValueError(f"decay belongs to schedule 'wsd', and this one is {self.schedule!r}")
+        if self.decay is not None and self.decay >= 1 and self.steps is None:
+            raise ValueError("a decay in steps needs a budget in steps; give a share below 1")
+        if self.schedule == "wsd" and self.warmup_share + self.decay_share > 1:
+            raise ValueError("warm-up and decay together are longer than the training")
 
     @property
     def micro_rows(self) -> int:
@@ -144,6 +167,16 @@ class TrainConfig(Config):
         if self.warmup is None:
             return 0.75 if self.schedule == "triangle" else 0.05
         return self.warmup / self.steps if self.warmup >= 1 and self.steps else self.warmup
+
+    @property
+    def decay_share(self) -> float:
+        """The decay of `wsd` as a share of the budget."""
+        decay = 0.2 if self.decay is None else self.decay
+        return decay / self.steps if decay >= 1 and self.steps else decay
+
+
+ADDED = ("decay", "branch", "ema", "activation_checkpointing")
+"""Keys that came after runs were published: at their defaults they are not in a digest, which stays what it was."""
 
 
 class ParallelConfig(Config):
@@ -215,7 +248,9 @@ class RunConfig(Config):
     @property
     def digest(self) -> str:
         """Eight hexadecimal digits of a hash of the configuration: equal ones are the same run."""
-        return hashlib.sha256(self.model_dump_json(exclude={"parallel"}).encode()).hexdigest()[:8]
+        added = {key for key in ADDED if getattr(self.train, key) == TrainConfig.model_fields[key].default}
+        text = self.model_dump_json(exclude={"parallel": True, "train": added})
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 class FinetuneConfig(Config):

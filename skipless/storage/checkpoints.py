@@ -53,6 +53,9 @@ FORMAT = 1
 
 STATE = "state.json"
 
+AVERAGE = "ema"
+"""The stem of the weights' average over steps, beside `model`."""
+
 _ASIDE = ".old-"
 
 _FOLDER = re.compile(rf"({re.escape(_ASIDE)})?step-(?P<step>\d{{8,}})")

@@ -108,6 +108,9 @@ class TrainingLoop:
         tuning = self.trainer.evaluate_for_tuning(between=self._exchange_signals)
         if tuning is not None:
             values["tuning_loss"] = tuning.loss
+        average = self.trainer.evaluate_average(between=lambda: self.group.gather() and None)
+        if average is not None:
+            values["ema_valid_loss"] = average.loss
         # only now, for a signal may have been heeded in between: this line is then written when the run goes on
         state.evaluated, state.valid_loss = state.step, result.loss
         self._write(self._record(**values))

@@ -20,6 +20,7 @@ from skipless.storage.files import BROKEN, folder_lost, make_folder, write_json
 from skipless.storage.lock import FolderLock
 from skipless.storage.provenance import machine, versions
 from skipless.storage.saver import BackgroundSaver, GatherOnlySaver
+from skipless.training.branch import Branch
 from skipless.training.loop import TrainingLoop
 from skipless.training.observer import Observer, StopOnClosedPipe
 from skipless.training.state import foreign_state_said
@@ -58,6 +59,7 @@ def train(
     trackers: Sequence[str] = ("tensorboard",),
     observer: Observer | None = None,
     cache_dir: Path | None = None,
+    branch: Branch | None = None,
 ) -> Run:
     """Train `cfg` in the folder of a run, from the beginning or, with `resume`, from its newest valid checkpoint."""
     run = Run(Path(folder))
@@ -82,6 +84,9 @@ def train(
             with group.raise_on_all_ranks(), foreign_state_said(checkpoint):
                 trainer.restore(checkpoint)
                 Positions.model_validate(checkpoint.state["journals"], strict=True)
+        elif cfg.train.branch is not None:
+            with group.raise_on_all_ranks():
+                _begin_branch(trainer, branch)
         with folder_lost(run.folder):
             if group.is_main_process:
                 _write_config(run, cfg, corpus)
@@ -105,6 +110,19 @@ def prepare_corpus(
     return fit_vocabulary(cfg, corpus), corpus
 
 
+def _begin_branch(trainer: Trainer, branch: Branch | None) -> None:
+    """Take over the state of the run that this one goes on from; its lines of metrics begin there."""
+    wanted = trainer.cfg.train.branch
+    if branch is None or branch.origin != wanted:
+        found = f", and this is {branch.origin}" if branch else ""
+        raise UserError(
+            f"this run goes on from the checkpoint {wanted}{found}: say where that is with --branch RUN@STEP"
+        )
+    with foreign_state_said(branch.checkpoint):
+        trainer.restore(branch.checkpoint)
+    trainer.state.evaluated = trainer.state.sampled = -1
+
+
 def _check_may_begin(run: Run, *, resume: bool) -> None:
     """Raise if this would write over a run that nobody has asked to resume."""
     if not resume and run.has_files:
@@ -122,7 +140,7 @@ def _lock(run: Run, cfg: RunConfig, stack: ExitStack, *, resume: bool, accept_ch
 
 def _has_saved(run: Run) -> bool:
     """Whether this run ever saved: `.saved` is there, or (runs of 0.1.0) its metrics go beyond its second save."""
-    if run.saved_file.exists() or not run.exists:
+    if run.saved_file.exists() or not run.exists or run.config().train.branch is not None:
         return run.saved_file.exists()
     second = 2 * run.config().train.save_every
     return any(record["step"] > second for record in run.metrics())

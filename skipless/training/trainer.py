@@ -24,6 +24,7 @@ from skipless.nn.model import IGNORED
 from skipless.runs import MODELS
 from skipless.storage.checkpoints import Checkpoint
 from skipless.training.observer import Observer
+from skipless.training.recompute import recompute_blocks
 from skipless.training.schedule import batch_rows
 from skipless.training.state import foreign_state_said, restored_counters
 from skipless.training.update import MicroBatch, Update
@@ -65,6 +66,8 @@ class Trainer:
             seed(train.seed % 2**32)
         self.model = group.build(lambda: MODELS[self.cfg.task](self.cfg.model), self.device)
         self.model.tokenizer = self.corpus.tokenizer
+        if train.activation_checkpointing:
+            recompute_blocks(self.model)
         self._compile()
         most = group.share(train.batch_size)[2]
         group.wrap(self.model, self.device, self.dtype, accumulates=most > train.micro_rows)
@@ -96,6 +99,8 @@ class Trainer:
             causal=cfg.task == "causal",
             length=cfg.data.seq_len,
             block_bytes=self.dtype.itemsize,
+            recompute=cfg.train.activation_checkpointing,
+            average=cfg.train.ema is not None,
         )
         needed = self.planned.memory["total"] * group.processes_on(self.device)
         devices.check_memory(needed, self.device, "this training")
@@ -202,6 +207,13 @@ class Trainer:
         """The same on the rows that runs are tuned by, if there are any."""
         rows = self._held_out()[1]
         return self._evaluate(rows, between) if len(rows) else None
+
+    def evaluate_average(self, between: Callable[[], None] = lambda: None) -> Evaluation | None:
+        """The held-out loss of the averaged weights, if there are any. `between` may not save: the weights are away."""
+        if self.update.average is None:
+            return None
+        with self.update.average.in_place():
+            return self.evaluate(between)
 
     def _held_out(self) -> tuple[np.ndarray, np.ndarray]:
         train = self.cfg.train

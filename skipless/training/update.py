@@ -3,8 +3,8 @@
     micro-batches ─► forward and backward ─► unscale ─► norm ─► finite? ─► clip ─► optimiser step ─► zero the gradients
                      (autocast, loss scale)                       └► NonFinite, and the weights stay as they are
 
-What the next update depends on besides its batch (weights, optimiser states, loss scale, random generators) is saved
-and restored here too, in one form for both.
+What the next update depends on besides its batch (weights, their average, optimiser states, loss scale, random
+generators) is saved and restored here too, in one form for both.
 """
 
 import math
@@ -23,7 +23,8 @@ from skipless.data.counter_rng import mix
 from skipless.distributed.group import Group
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
-from skipless.storage.checkpoints import Checkpoint
+from skipless.storage.checkpoints import AVERAGE, Checkpoint
+from skipless.training.average import WeightAverage
 from skipless.training.finite import first_bad_gradient, first_bad_layer, nonfinite
 from skipless.training.optimizers import clip_gradients, make_optimizers, set_lr
 from skipless.training.schedule import learning_rate
@@ -80,6 +81,7 @@ class Update:
         self.names: dict[Parameter, str] = {parameter: name for name, parameter in model.named_parameters()}
         self.optimizers: list[Optimizer] = make_optimizers(model, cfg, self.group)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        self.average = None if cfg.ema is None else WeightAverage(self.names, cfg.ema, self.group)
         self._rng = self._seeded_rng(0)
 
     def autocast(self) -> torch.autocast:
@@ -109,6 +111,8 @@ class Update:
             self.scaler.step(optimizer)
         self.scaler.update()
         self._zero_gradients()
+        if self.average is not None:
+            self.average.update()
         return UpdateResult(loss, grad_norm, lr)
 
     def _accumulate(self, batches: Sequence[MicroBatch]) -> Tensor:
@@ -161,12 +165,16 @@ class Update:
         parts = {"model": dict(self.model.state_dict())}
         for number, optimizer in enumerate(self.optimizers):
             parts[f"optimizer{number}"] = optimizer_tensors(optimizer, self._names_in(optimizer))[0]
+        if self.average is not None:
+            parts[AVERAGE] = self.average.tensors
         return parts
 
     def state(self) -> dict[str, Any]:
         """Collective: what a checkpoint stores as JSON: scalars of the optimisers, loss scale, random generators."""
         rng, *others = self.group.exchange(rng_state())
+        average = {} if self.average is None else {AVERAGE: self.average.steps}
         return {
+            **average,
             "optimizers": [optimizer_tensors(one, self._names_in(one))[1] for one in self.optimizers],
             "scaler": self.scaler.state_dict(),
             "rng": rng,
@@ -187,6 +195,8 @@ class Update:
             names, known = self._names_in(optimizer), described["parameters"]
             targets = {f"{n}/{key}": p for p, n in names.items() for key in known.get(n, {}).get("tensors", ())}
             load_optimizer(optimizer, names, self.group.loaded(checkpoint, stem, targets), described)
+        if self.average is not None:
+            self.average.restore(checkpoint)
         if state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
         of_ranks = [state["rng"], *state.get("rng_of_others", ())]
