@@ -46,9 +46,9 @@ def plan(
     """Memory and communication of a float32 training with AdamW on `devices`, of `batch_size` sequences together.
 
     A device has `micro_batch` sequences in memory at a time, at most its part of the batch. `block_bytes` is the size
-    of a number of a gathered block: 2 under bfloat16. With `recompute` only the blocks' inputs are kept for the backward
-    pass, and with `average` there is an average of the weights beside them. The bytes sent are those of ring algorithms: (W−1)/W of a tensor
-    that is gathered or scattered, twice that of one that is added up everywhere.
+    of a number of a gathered block: 2 under bfloat16. With `recompute` only the blocks' inputs are kept until the
+    backward pass, and with `average` there is an average of the weights beside them. The bytes sent are those of ring
+    algorithms: (W−1)/W of a tensor that is gathered or scattered, twice that of one that is added up everywhere.
     """
     own = -(-batch_size // devices)
     micro = min(micro_batch or own, own)

@@ -86,7 +86,7 @@ def _open(run: str, runs: Path, checkpoint: str, device: str) -> "CausalLM":
     place = pick_device(device)
     model = load(find_model(run, runs), checkpoint=checkpoint)
     if not isinstance(model, CausalLM):
-        raise UserError(f"run {run!r} holds a masked model, which cannot write text")
+        raise UserError(f"run {run!r} holds no causal model, and no other can write text")
     return model.to(place).fold()
 
 

@@ -118,6 +118,12 @@ GLUE_DIR = typer.Option(
     "--glue-dir", help="GLUE: the folder of the official files (CoLA/train.tsv, …), or hf:nyu-mll/glue."
 )
 
+TextOption = Annotated[str | None, typer.Option("--text", help="Column of the text.  [default: text]")]
+
+TextPairOption = Annotated[
+    str | None, typer.Option("--text-pair", help="Column of a second text, where the question is about two.")
+]
+
 ScaleOption = Annotated[str, typer.Option("--scale", help="Size of the experiments: laptop or paper.")]
 
 # ------------------------------------------------------------------------------------ what comes out

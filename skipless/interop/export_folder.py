@@ -28,9 +28,19 @@ def write_config(model: Model, folder: Path) -> None:
         "skipless_version": version("skipless"),
     }
     if isinstance(model, SequenceClassifier):
-        content["id2label"] = {str(label): f"LABEL_{label}" for label in range(model.num_labels)}
+        content |= classifier_keys(model)
     content |= model.config.model_dump(mode="json")
     (folder / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def classifier_keys(model: SequenceClassifier) -> dict[str, Any]:
+    """What an export says of a classifier beside its configuration: its classes, its inputs, where its head sits."""
+    names = model.labels or tuple(f"LABEL_{label}" for label in range(model.num_labels))
+    kind = "regression" if model.num_labels == 1 else "single_label_classification"
+    keys: dict[str, Any] = {"id2label": {str(number): name for number, name in enumerate(names)}, "problem_type": kind}
+    keys |= {"causal": True} if model.causal else {}
+    keys |= {"max_input": model.max_input, "texts": list(model.texts)} if model.max_input else {}
+    return keys
 
 
 def write_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:

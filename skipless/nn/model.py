@@ -232,25 +232,41 @@ class MaskedLM(LanguageModel):
 
 
 class SequenceClassifier(Transformer):
-    """An encoder with a head on the mean of the real tokens: classification, or regression with one label."""
+    """A head on the mean of an encoder's real tokens, or on a decoder's last one, which alone has seen all others.
 
-    causal = False
+    Classification, or with one label regression.
+    """
 
-    def __init__(self, cfg: ModelConfig, num_labels: int) -> None:
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where they are known."""
+    texts: tuple[str, ...] = ("text",)
+    """Columns of the text, or of both, that it was trained on."""
+    max_input: int | None = None
+    """Tokens to which its inputs were cut, where that is known."""
+
+    def __init__(self, cfg: ModelConfig, num_labels: int, *, causal: bool = False) -> None:
         super().__init__(cfg)
         if num_labels < 1:
             raise UserError(f"num_labels must be at least 1, got {num_labels}")
-        self.num_labels = num_labels
+        self.num_labels, self.causal = num_labels, causal
         self.pooler = nn.Linear(cfg.d_model, cfg.d_model)
         self.classifier = nn.Linear(cfg.d_model, num_labels)
         _finish(self)
 
     def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, T) → (B, num_labels)."""
-        hidden = self.hidden(ids, attention_mask)
         padding = as_padding(attention_mask)
+        if self.causal:
+            # ONNX has no stable sort, by which padding is moved aside: in a graph it has to stand on the right
+            exported = torch.compiler.is_exporting()
+            return self._answer(_last(self.hidden(ids, None if exported else attention_mask), padding))
+        hidden = self.hidden(ids, attention_mask)
         real = (torch.ones_like(ids) if padding is None else padding).to(hidden.dtype)[..., None]
         pooled = (hidden * real).sum(1) / real.sum(1).clamp(min=1)  # (B, d)
+        return self._answer(pooled)
+
+    def _answer(self, pooled: Tensor) -> Tensor:
+        """(B, d) → (B, num_labels)."""
         return self.classifier(self.dropout(torch.tanh(self.pooler(pooled))))
 
     def loss(self, ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -261,6 +277,15 @@ class SequenceClassifier(Transformer):
         if self.num_labels == 1:
             return F.mse_loss(logits.squeeze(-1), labels.to(logits.dtype))
         return F.cross_entropy(logits, labels)
+
+
+def _last(hidden: Tensor, padding: Tensor | None) -> Tensor:
+    """The last real token of each row: (B, T, d) → (B, d)."""
+    if padding is None:
+        return hidden[:, -1]
+    places = torch.arange(padding.shape[1], device=padding.device)
+    last = torch.where(padding, places, 0).amax(dim=1)  # (B,)
+    return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1])).squeeze(1)
 
 
 def as_padding(attention_mask: Tensor | None) -> Tensor | None:

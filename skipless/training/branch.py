@@ -42,8 +42,8 @@ class Branch:
         here = learning_rate(train, self._progress(train))
         if here < train.lr:
             raise UserError(
-                f"run {self.run.name!r} was at {here / train.lr:.0%} of its peak rate at step {step}, so a decay cannot "
-                "begin there: branch off the stable part of schedule 'wsd', or off 'constant'"
+                f"run {self.run.name!r} was at {here / train.lr:.0%} of its peak rate at step {step}, so a decay "
+                "cannot begin there: branch off the stable part of schedule 'wsd', or off 'constant'"
             )
         warmup = train.warmup if train.warmup is not None and 1 <= train.warmup <= step else 0.0
         return cfg.override(

@@ -21,7 +21,7 @@ from transformers.dynamic_module_utils import get_imports, get_relative_import_f
 import skipless
 from skipless.analysis.sampling import Sampling, sample_text
 from skipless.cli import run as skipless_command
-from skipless.data.glue import encode
+from skipless.data.labelled import encode
 from skipless.data.tokenizer import train
 from skipless.errors import UserError
 from skipless.interop.export import export_model, export_run

@@ -101,7 +101,7 @@ def test_the_command(stable, tmp_path, cache_dir, capsys):
         (["--branch", "run@6", "--decay", "3", "--steps", "50"], "everything else from the run"),
         (["--decay", "3"], "--decay goes with --branch"),
         (["--branch", "run@77", "--decay", "3"], "there is no checkpoint of step 77"),
-        (["--branch", "run@2", "--decay", "3"], "at 67% of its peak rate at step 2"),
+        (["--branch", "run@1", "--decay", "3"], "at 67% of its peak rate at step 1"),
         (["--branch", "mine", "--decay", "3"], "of its peak rate at step 9"),
     ):
         assert skipless(["train", "--name", "other", *words, *where]) == 2, words

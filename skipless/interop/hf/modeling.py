@@ -300,7 +300,8 @@ class SkiplessForSequenceClassification(SkiplessPreTrainedModel):
 
     def make_model(self) -> SequenceClassifier:
         """The library's model, with initial weights."""
-        return SequenceClassifier(self.model_config, self.config.num_labels or 2)
+        causal = getattr(self.config, "causal", False)  # a decoder's head is on its last token
+        return SequenceClassifier(self.model_config, self.config.num_labels or 2, causal=causal)
 
     def forward(
         self,
