@@ -100,7 +100,7 @@ def _evaluate_text(
     if as_json:
         print(json.dumps({"run": str(found.folder), "source": data.source, **asdict(result)}))
     else:
-        show_evaluation(found.name, source or "held-out part of " + data.source, result)
+        show_evaluation(found.name, source or "held-out part of " + data.source_text, result)
 
 
 def _evaluate_tasks(

@@ -101,6 +101,21 @@ SourceOption = Annotated[
     typer.Option("--source", help="Text: python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field, corpus:NAME."),
 ]
 
+SourcesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        help="Text: python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field, corpus:NAME; several times with "
+        "=WEIGHT behind each to mix them: --source 'files:a/*.py=0.7' --source 'jsonl:b#text=0.3'.",
+    ),
+]
+
+
+def sources(given: list[str] | None) -> str | list[str] | None:
+    """One source as it is, several as a list."""
+    return given[0] if given and len(given) == 1 else given or None
+
+
 CorpusOption = Annotated[
     list[str] | None,
     typer.Option(

@@ -24,10 +24,11 @@ from skipless.cli.options import (
     RunsOption,
     SeqLenOption,
     SetOption,
-    SourceOption,
+    SourcesOption,
     WidthOption,
     resolve,
     set_corpora,
+    sources,
 )
 from skipless.cli.renamed import renamed
 from skipless.errors import UserError
@@ -47,7 +48,7 @@ def train(
         str | None, typer.Option("--name", "-n", help="Name of the run.  [default: block and a hash]")
     ] = None,
     runs: RunsOption = Path("runs"),
-    source: SourceOption = None,
+    source: SourcesOption = None,
     n_layer: LayersOption = None,
     d_model: WidthOption = None,
     n_head: HeadsOption = None,
@@ -107,7 +108,7 @@ def train(
     - `skipless train --name decayed --branch stable@400 --decay 100`
     """
     given = {
-        "data.source": source,
+        "data.source": sources(source),
         "model.n_layer": n_layer,
         "model.d_model": d_model,
         "model.n_head": n_head,

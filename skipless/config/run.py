@@ -1,6 +1,7 @@
 """A run: its model, its data, its training; and how a pre-trained model is fine-tuned."""
 
 import hashlib
+from fractions import Fraction
 from typing import Any, Literal, Self
 
 from pydantic import (
@@ -13,13 +14,26 @@ from skipless.config.base import Config, Text
 from skipless.config.model import ModelConfig
 
 
+def weighted_source(text: str) -> tuple[str, Fraction]:
+    """`SOURCE=WEIGHT`: what stands before the last `=`, and the number after it, exactly as it is written."""
+    spec, _, number = text.rpartition("=")
+    try:
+        weight = Fraction(number) if "/" not in number else Fraction(0)
+    except ValueError:
+        weight = Fraction(0)
+    if not spec or weight <= 0:
+        raise ValueError(f"one of several sources needs a weight above 0 at its end, as in {text + '=0.5'!r}")
+    return spec, weight
+
+
 class DataConfig(Config):
     """A corpus: where its text comes from, how it is tokenised, and how the tokens are cut into rows."""
 
-    source: Text = Field(
+    source: Text | tuple[Text, ...] = Field(
         "python-stdlib",
         description="`python-stdlib`, `files:GLOB`, `jsonl:PATH#field` (also .gz, .zst), or "
-        "`hf:DATASET[:config][@split]#field`.",
+        "`hf:DATASET[:config][@split]#field`; or a list of several with their weights, "
+        "`[files:a/*.py=0.7, jsonl:b.jsonl#text=0.3]`: their shares of the training sequences.",
     )
     valid_source: Text | None = Field(
         None, description="A source of held-out text; if not given, a part of the source's documents is held out."
@@ -51,8 +65,27 @@ class DataConfig(Config):
         None, ge=1, description="Read no further in a source once its distinct documents have this many bytes."
     )
 
+    @property
+    def mix(self) -> dict[str, Fraction] | None:
+        """The share of each source, where there are several; they add up to 1."""
+        if isinstance(self.source, str):
+            return None
+        weights = dict(map(weighted_source, self.source))
+        return {spec: weight / sum(weights.values()) for spec, weight in weights.items()}
+
+    @property
+    def source_text(self) -> str:
+        """The source or the sources, for people."""
+        return self.source if isinstance(self.source, str) else ", ".join(self.source)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not isinstance(self.source, str):
+            specs = [weighted_source(source)[0] for source in self.source]
+            if len(specs) < 2:
+                raise ValueError("a list of sources has two or more; one alone is a text")
+            if len(set(specs)) != len(specs):
+                raise ValueError(f"a source is named twice: {max(specs, key=specs.count)!r}")
         smallest = {"bpe": 257, "wordpiece": 64}.get(self.tokenizer, 1)
         if self.vocab_size < smallest:
             reason = "256 bytes and an end-of-text token" if self.tokenizer == "bpe" else "special tokens and letters"

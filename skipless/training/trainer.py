@@ -238,7 +238,7 @@ class Trainer:
         with foreign_state_said(checkpoint):
             if checkpoint.state["data"] != self.corpus.fingerprint:
                 raise UserError(
-                    f"{checkpoint.path} was trained on other data than {self.cfg.data.source!r} gives now; "
+                    f"{checkpoint.path} was trained on other data than {self.cfg.data.source_text!r} gives now; "
                     "restore the source, or begin a new run"
                 )
             self.state = restored_counters(TrainerState, checkpoint)
