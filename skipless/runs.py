@@ -29,10 +29,11 @@ from skipless.config.classifier import ClassifierConfig
 from skipless.config.explain import explain
 from skipless.config.model import ModelConfig
 from skipless.config.reading import check_regular, read_json
-from skipless.config.run import RunConfig
+from skipless.config.run import OWN, RunConfig
 from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer
+from skipless.nn.saving import ARCHITECTURES, MODEL_TYPE
 from skipless.storage.checkpoints import AVERAGE, Checkpoint, Checkpoints
 from skipless.storage.files import leftovers, sweep
 from skipless.storage.json_files import are_numbers, read_json_lines
@@ -213,7 +214,8 @@ def load_checkpoint(run: Run, checkpoint: Checkpoint, *, average: bool = False) 
             raise UserError(f"{str(checkpoint.path)!r} has no average of the weights: it was trained without train.ema")
         tensors |= checkpoint.tensors(AVERAGE)
     model = _with_weights(lambda: MODELS[cfg.task](cfg.model), cfg.model, tensors, checkpoint.path)
-    return _with_tokenizer(model, run.tokenizer(), run.folder)
+    has_none = cfg.data.tokenizer == OWN and not run.tokenizer_file.exists()
+    return _with_tokenizer(model, None if has_none else run.tokenizer(), run.folder)
 
 
 # ------------------------------------------------------------------------ classifiers
@@ -324,15 +326,6 @@ def _checkpoint_of_step(run: Run, step: int | str) -> Checkpoint:
 
 
 # ---------------------------------------------------------------------------- exports
-
-MODEL_TYPE = "skipless"
-"""`model_type` of an export's config.json."""
-
-ARCHITECTURES: dict[str, type[CausalLM] | type[MaskedLM] | type[SequenceClassifier]] = {
-    "SkiplessForCausalLM": CausalLM,
-    "SkiplessForMaskedLM": MaskedLM,
-    "SkiplessForSequenceClassification": SequenceClassifier,
-}
 
 
 UNNAMED = ("LABEL_0", "LABEL_1")

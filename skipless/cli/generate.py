@@ -58,7 +58,7 @@ def generate(
     import time
     from dataclasses import replace
 
-    from skipless.analysis.sampling import Sampling, stream_text
+    from skipless.nn.sampling import Sampling, stream_text
 
     how = Sampling(temperature, top_k, top_p, repetition_penalty)
     text = _read_text(prompt_file) if prompt is None else os.fsencode(prompt).decode("utf-8")

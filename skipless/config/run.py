@@ -13,6 +13,9 @@ from pydantic import (
 from skipless.config.base import Config, Text
 from skipless.config.model import ModelConfig
 
+OWN = "own"
+"""Source and tokeniser of a run on data of one's own, which no configuration can open (`skipless.fit`)."""
+
 
 def weighted_source(text: str) -> tuple[str, Fraction]:
     """`SOURCE=WEIGHT`: what stands before the last `=`, and the number after it, exactly as it is written."""

@@ -4,6 +4,7 @@ Shapes: B batch, T tokens, d width, V vocabulary.
 """
 
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -106,6 +107,12 @@ class Transformer(nn.Module):
 
         return fold(self)
 
+    def save(self, path: Path | str) -> None:
+        """Write a new folder with the weights, the configuration and the tokeniser, which `skipless.load` opens."""
+        from skipless.nn.saving import save
+
+        save(self, Path(path))
+
     def num_parameters(self, *, trainable_only: bool = True) -> int:
         """Parameters, a tied matrix counted once."""
         return sum(p.numel() for p in self.parameters() if p.requires_grad or not trainable_only)
@@ -206,6 +213,34 @@ class CausalLM(LanguageModel):
             hidden = hidden.gather(1, order.argsort(dim=-1)[..., None].expand_as(hidden))
         cache.advance(ids.shape[1])
         return hidden
+
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 100,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        stop_ids: Sequence[int] = (),
+        seed: int = 0,
+        cache: str = "auto",
+    ) -> Any:
+        """Go on from a text, from several, or from (B, T) ids; returns the same kind, with what was written behind it.
+
+        With texts it ends where the model ends the text; with ids, at one of `stop_ids`, of which the first then fills
+        the row. A temperature of 0 takes the likeliest token. The model is in eval mode meanwhile.
+        """
+        from skipless.nn.sampling import Sampling, continue_prompts
+
+        how = Sampling(temperature, top_k, top_p, repetition_penalty, seed, tuple(stop_ids))
+        was_training = self.training
+        self.eval()
+        try:
+            return continue_prompts(self, prompt, max_new_tokens, how, mode=cache)
+        finally:
+            self.train(was_training)
 
 
 class MaskedLM(LanguageModel):

@@ -157,8 +157,12 @@ class Checkpoints:
         """
         return self._save(step, tensors, render_state(state), score)
 
+    def path_of(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        return self.folder / f"step-{step:08d}"
+
     def _save(self, step: int, tensors: Mapping[str, NamedTensors], state: bytes, score: float | None) -> Path:
-        path = self.folder / f"step-{step:08d}"
+        path = self.path_of(step)
         with self.save_group.raise_on_all_ranks(), self._disk_full(step):
             make_folder(self.folder)
         self._check_room(step, tensors, state)

@@ -14,6 +14,7 @@ from skipless.distributed import devices
 from skipless.distributed.group import Group
 from skipless.distributed.launch import join
 from skipless.errors import UserError
+from skipless.nn.model import CausalLM, MaskedLM
 from skipless.runs import Run
 from skipless.storage.checkpoints import Checkpoint, Checkpoints
 from skipless.storage.files import BROKEN, folder_lost, make_folder, write_json
@@ -23,6 +24,7 @@ from skipless.storage.saver import BackgroundSaver, GatherOnlySaver
 from skipless.training.branch import Branch
 from skipless.training.loop import TrainingLoop
 from skipless.training.observer import Observer, StopOnClosedPipe
+from skipless.training.own_data import OwnData, OwnDataTrainer
 from skipless.training.state import foreign_state_said
 from skipless.training.stopping import Signals
 from skipless.training.trackers import Trackers, check_trackers
@@ -60,8 +62,13 @@ def train(
     observer: Observer | None = None,
     cache_dir: Path | None = None,
     branch: Branch | None = None,
+    model: CausalLM | MaskedLM | None = None,
+    data: OwnData | None = None,
 ) -> Run:
-    """Train `cfg` in the folder of a run, from the beginning or, with `resume`, from its newest valid checkpoint."""
+    """Train `cfg` in the folder of a run, from the beginning or, with `resume`, from its newest valid checkpoint.
+
+    A `model` is trained in the place of a new one, and `data` of one's own in the place of the configured corpus.
+    """
     run = Run(Path(folder))
     with join(cfg.parallel, cfg.train.device) as group, ExitStack() as stack:
         observer = StopOnClosedPipe(observer or Observer(), group.ask_to_stop)
@@ -72,8 +79,13 @@ def train(
             check_trackers(trackers)
             _check_may_begin(run, resume=resume)
 
-        cfg, corpus = prepare_corpus(cfg, group, observer, cache_dir, check)
-        trainer = Trainer(cfg, corpus, observer, group)
+        if data is None:
+            cfg, corpus = prepare_corpus(cfg, group, observer, cache_dir, check)
+            trainer = Trainer(cfg, corpus, observer, group, model)
+        else:
+            check()
+            corpus = data
+            trainer = OwnDataTrainer(cfg, data, observer, group, model)
         with group.raise_on_all_ranks():
             if group.is_main_process:
                 with folder_lost(run.folder, BROKEN):  # a folder that cannot be made is bad input
@@ -184,9 +196,11 @@ def _check_same(run: Run, cfg: RunConfig, *, accept_changes: bool) -> None:
         )
 
 
-def _write_config(run: Run, cfg: RunConfig, corpus: Corpus) -> None:
+def _write_config(run: Run, cfg: RunConfig, corpus: Corpus | OwnData) -> None:
     """Write what the run is."""
-    corpus.tokenizer.save(run.tokenizer_file)
+    if corpus.tokenizer is not None:
+        corpus.tokenizer.save(run.tokenizer_file)
+    train_tokens = {} if isinstance(corpus, OwnData) else {"train_tokens": corpus.train.n_tokens}
     write_json(
         run.config_file,
         {
@@ -194,7 +208,7 @@ def _write_config(run: Run, cfg: RunConfig, corpus: Corpus) -> None:
             "command": sys.argv,
             "versions": versions(),
             "machine": machine(),
-            "data": {"fingerprint": corpus.fingerprint, "train_tokens": corpus.train.n_tokens},
+            "data": {"fingerprint": corpus.fingerprint, **train_tokens},
         },
     )
 

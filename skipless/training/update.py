@@ -8,7 +8,7 @@ generators) is saved and restored here too, in one form for both.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -65,7 +65,8 @@ class Update:
         update = Update(model, TrainConfig(steps=100))
         update.make([MicroBatch(ids, labels, weight=labels.numel())], progress=0.5)
 
-    A model that several processes train has to be wrapped by their group before.
+    A model that several processes train has to be wrapped by their group before. A `loss` of one's own takes the place
+    of `model.loss` and is given what `on` of a micro-batch returns.
     """
 
     def __init__(
@@ -75,7 +76,9 @@ class Update:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         group: Group | None = None,
+        loss: Callable[..., Tensor] | None = None,
     ) -> None:
+        self.own_loss = loss
         self.model, self.cfg, self.device, self.dtype = model, cfg, torch.device(device), dtype
         self.group = group or Group()
         self.names: dict[Parameter, str] = {parameter: name for name, parameter in model.named_parameters()}
@@ -121,13 +124,13 @@ class Update:
         The mean is over the labels of all processes: each micro-batch counts by its share of these, and then by the
         number of processes, for the gradients are averaged over them.
         """
-        group = self.group
+        group, loss_of = self.group, self.own_loss or self.model.loss
         (labels,) = group.sum(sum(batch.weight for batch in batches))
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             with group.accumulating(last=number == len(batches) - 1):
                 with self.autocast():
-                    loss = group.forward(self.model.loss, *batch.on(self.device)) * (batch.weight / labels)
+                    loss = group.forward(loss_of, *batch.on(self.device)) * (batch.weight / labels)
                 self.scaler.scale(loss * group.size).backward()
             total += loss.detach()
         return total
@@ -150,6 +153,8 @@ class Update:
         raise NonFinite(f"{name}: {what}, first in {where}; the update was not made", what, where)
 
     def _first_bad_layer(self, batches: Sequence[MicroBatch]) -> str:
+        if self.own_loss is not None:
+            return "a loss of one's own"
         moved = (batch.on(self.device) for batch in batches)
         with self.autocast():
             return first_bad_layer(self.model, ((ids, mask) for ids, _, mask in moved), self.group)

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from skipless.analysis.sampling import Sampling, sample_text
 from skipless.config.run import RunConfig
 from skipless.data import prepare
 from skipless.distributed.launch import join
 from skipless.errors import UserError
+from skipless.nn.sampling import Sampling, sample_text
 from skipless.storage.files import write_json
 from skipless.training.observer import Observer
 from skipless.training.stopping import Interrupted, NonFinite

@@ -8,7 +8,6 @@ from tokenizers.processors import TemplateProcessing
 from transformers import PreTrainedTokenizerFast
 
 from skipless.data import Tokenizer
-from skipless.interop.export_folder import classifier_keys
 from skipless.interop.hf.configuration import SkiplessConfig
 from skipless.interop.hf.modeling import (
     SkiplessForCausalLM,
@@ -18,6 +17,7 @@ from skipless.interop.hf.modeling import (
 )
 from skipless.nn.kernels import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
+from skipless.nn.saving import classifier_keys
 
 CLASSES: dict[type, type[SkiplessPreTrainedModel]] = {
     CausalLM: SkiplessForCausalLM,
