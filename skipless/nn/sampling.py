@@ -165,8 +165,8 @@ def continue_prompts(model: CausalLM, prompt: Any, n_new: int, sampling: Samplin
             raise UserError(f"a prompt of ids is (batch, tokens), got {tuple(prompt.shape)}")
         steps = list(generate(model, prompt.tolist(), n_new, sampling, mode=mode))
         fill = sampling.stop_ids[0] if sampling.stop_ids else 0  # behind the end of a row that ended before the others
-        new = torch.tensor([[fill if token is None else token for token in step] for step in steps], dtype=prompt.dtype)
-        return torch.cat([prompt, new.T.to(prompt.device)], dim=1)
+        written = torch.tensor([[fill if token is None else token for token in step] for step in steps])
+        return torch.cat([prompt, written.T.to(prompt)], dim=1)
     if model.tokenizer is None:
         raise UserError("this model has no tokeniser: give (batch, tokens) ids, or set `model.tokenizer`")
     tokenizer, prompts = model.tokenizer, [prompt] if isinstance(prompt, str) else list(prompt)

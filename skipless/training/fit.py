@@ -53,7 +53,7 @@ class Callbacks(Observer):
         self.model = trainer.model
         self.observer.begin(trainer)
 
-    def step(self, record: dict[str, Any]) -> None:
+    def stepped(self, record: dict[str, Any]) -> None:
         """A step was made."""
         if self.on_step is not None:
             self.on_step(record)

@@ -54,7 +54,7 @@ class TrainingLoop:
             if trainer.done():
                 break
             measured = trainer.step()
-            trainer.observer.step(trainer.last)
+            trainer.observer.stepped(trainer.last)
             self._log(measured)
         self._save()
         self.saver.wait()
@@ -82,8 +82,11 @@ class TrainingLoop:
 
     def _exchange_signals(self) -> None:
         """As `_stop_if_signalled`, in an evaluation, during which processes do not learn of each other's signals."""
-        self.group.gather()
+        self._learn_of_signals()
         self._stop_if_signalled()
+
+    def _learn_of_signals(self) -> None:
+        self.group.gather()
 
     def _log(self, measured: dict[str, float]) -> None:
         train, state = self.trainer.cfg.train, self.trainer.state
@@ -111,7 +114,7 @@ class TrainingLoop:
         tuning = self.trainer.evaluate_for_tuning(between=self._exchange_signals)
         if tuning is not None:
             values["tuning_loss"] = tuning.loss
-        average = self.trainer.evaluate_average(between=lambda: self.group.gather() and None)
+        average = self.trainer.evaluate_average(between=self._learn_of_signals)
         if average is not None:
             values["ema_valid_loss"] = average.loss
         # only now, for a signal may have been heeded in between: this line is then written when the run goes on

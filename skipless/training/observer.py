@@ -24,7 +24,7 @@ class Observer:
     def log(self, record: dict[str, Any]) -> None:
         """Pre-training has written a line of metrics."""
 
-    def step(self, record: dict[str, Any]) -> None:
+    def stepped(self, record: dict[str, Any]) -> None:
         """Pre-training has made a step: its number, the loss before it, the gradient's norm, the learning rate."""
 
     def evaluated(self, record: dict[str, Any]) -> None:
@@ -65,9 +65,9 @@ class StopOnClosedPipe(Observer):
         """Pre-training has written a line of metrics."""
         self._pass_on(self.observer.log, record)
 
-    def step(self, record: dict[str, Any]) -> None:
+    def stepped(self, record: dict[str, Any]) -> None:
         """Pre-training has made a step."""
-        self._pass_on(self.observer.step, record)
+        self._pass_on(self.observer.stepped, record)
 
     def evaluated(self, record: dict[str, Any]) -> None:
         """Pre-training has evaluated."""
