@@ -9,9 +9,11 @@ import typer
 from skipless.cli.app import app
 from skipless.cli.options import (
     GLUE_DIR,
+    SEEDS,
     CheckpointOption,
     DeviceOption,
     JsonOption,
+    NameOption,
     RunArgument,
     RunsOption,
     SetOption,
@@ -52,12 +54,8 @@ def finetune(
         str | None,
         typer.Option(help="classification or regression.  [default: regression if labels are numbers, not all whole]"),
     ] = None,
-    name: Annotated[
-        str | None, typer.Option("--name", "-n", help="The classifier's folder below --runs.  [default: RUN-LABEL]")
-    ] = None,
-    seeds: Annotated[
-        int | None, typer.Option(help="How many seeds: 0, 1, …  [default: 3 for GLUE, else 1]", min=1)
-    ] = None,
+    name: NameOption = None,
+    seeds: Annotated[int | None, SEEDS] = None,
     rows: Annotated[
         str | None, typer.Option(help="Train on at most this many rows of each task, or of some: sst2=1000,qqp=5000.")
     ] = None,
@@ -76,16 +74,17 @@ def finetune(
 ) -> None:
     """Fine-tune a pre-trained model on labelled text of your own, or an encoder on GLUE with the paper's protocol.
 
-    With `--train` and `--valid`, the classifier is kept in a folder of its own, for `skipless predict`, `skipless
-    export` and `skipless.load`. With `--glue-dir`, results are in `RUN/glue.json` (the baselines' in
+    With `--train` and `--valid`, the classifier is kept in a folder of its own (`RUN-LABEL` without `--name`; one for
+    each seed, by default one), for `skipless predict`, `skipless export` and `skipless.load`. With `--glue-dir` there
+    are three seeds, results are in `RUN/glue.json` (the baselines' in
     `RUN/glue-from-scratch.json` and so on), answers to the test sets in `RUN/glue/predictions/`. Interrupted or
     killed, the same command goes on.
 
     Examples:
 
-    - `skipless finetune encoder --train train.tsv --valid valid.tsv --text sentence --label label --name mood`
+    - `skipless finetune encoder --train a.tsv --valid b.tsv --name mood`
 
-    - `skipless finetune encoder --train a.csv --valid b.csv --text question --text-pair answer --label score`
+    - `skipless finetune encoder --train a.csv --valid b.csv --text-pair reply`
 
     - `skipless finetune runs/encoder --glue-dir glue`
 

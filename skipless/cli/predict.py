@@ -11,7 +11,16 @@ from typing import Annotated, TextIO
 import typer
 
 from skipless.cli.app import app
-from skipless.cli.options import BATCH_SIZE, CheckpointOption, DeviceOption, RunsOption, TextOption, TextPairOption
+from skipless.cli.options import (
+    BATCH_SIZE,
+    OUTPUT,
+    CheckpointOption,
+    DeviceOption,
+    JsonOption,
+    RunsOption,
+    TextOption,
+    TextPairOption,
+)
 from skipless.errors import UserError
 
 
@@ -29,24 +38,24 @@ def predict(
     ] = "-",
     text: TextOption = None,
     text_pair: TextPairOption = None,
-    output: Annotated[
-        Path | None, typer.Option("--output", help="File that is written.  [default: what is printed]")
-    ] = None,
+    output: Annotated[Path | None, OUTPUT] = None,
     batch_size: Annotated[int, BATCH_SIZE] = 64,
     checkpoint: CheckpointOption = "last",
     runs: RunsOption = Path("runs"),
     device: DeviceOption = "auto",
+    as_json: JsonOption = False,
 ) -> None:
     """Ask a classifier that `skipless finetune` made: for each row a JSON line, in order, as it is read.
 
     A line has the row's number, and `label`, `probability` and the `probabilities` of all classes; or `value`, where
-    it was trained on numbers. The columns are those that it was trained on, unless others are given.
+    it was trained on numbers. With `--json` it is one object with all `answers`. The columns are those that it was
+    trained on, unless others are given.
 
     Examples:
 
     - `skipless predict mood --input new.tsv`
 
-    - `skipless predict runs/mood --input new.jsonl --text body --output answers.jsonl`
+    - `skipless predict runs/mood --input new.jsonl --text body --output out.jsonl`
 
     - `echo 'what a day' | skipless predict mood --checkpoint best`
     """
@@ -76,9 +85,10 @@ def predict(
             numbers.append(row.number)
             yield tuple(row.get(column) for column in columns)
 
+    answers = ({"row": numbers.popleft(), **one} for one in ask(opened.to(place), texts(), batch_size=batch_size))
     with _written(output) as file:
-        for answer in ask(opened.to(place), texts(), batch_size=batch_size):
-            print(json.dumps({"row": numbers.popleft(), **answer}, ensure_ascii=False), file=file)
+        for answer in [{"model": model, "answers": list(answers)}] if as_json else answers:
+            print(json.dumps(answer, ensure_ascii=False), file=file)
 
 
 @contextmanager

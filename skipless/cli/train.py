@@ -20,6 +20,7 @@ from skipless.cli.options import (
     JsonOption,
     LayersOption,
     MinutesOption,
+    NameOption,
     RecipeOption,
     RunsOption,
     SeqLenOption,
@@ -44,9 +45,7 @@ def train(
     recipe: RecipeOption = "laptop",
     block: BlockOption = None,
     config: ConfigOption = None,
-    name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Name of the run.  [default: block and a hash]")
-    ] = None,
+    name: NameOption = None,
     runs: RunsOption = Path("runs"),
     source: SourcesOption = None,
     n_layer: LayersOption = None,
@@ -89,6 +88,8 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a model. With no argument: `sas-p` on the Python standard library's source, in minutes.
+
+    Without `--name`, a run is named after its block and a hash of its configuration.
 
     A file given with `--config` overrides the recipe, options override the file, and `--set` overrides everything. With
     `--source`, the held-out text is taken from that source, not from the recipe's.
