@@ -19,7 +19,7 @@ SIGNS = "0123456789+="
 
 
 class Sums(Dataset[Tensor]):
-    """`27+58=085`: each item is a sum as a row of tokens."""
+    """`27+58=580`: each item is a sum as a row of tokens, its answer with the last digit first."""
 
     def __init__(self, numbers: Sequence[int]) -> None:
         self.numbers = numbers
@@ -29,7 +29,8 @@ class Sums(Dataset[Tensor]):
 
     def __getitem__(self, index: int) -> Tensor:
         a, b = divmod(self.numbers[index], 100)
-        return torch.tensor([SIGNS.index(sign) for sign in f"{a:02}+{b:02}={a + b:03}"])
+        answer = f"{a + b:03}"[::-1]
+        return torch.tensor([SIGNS.index(sign) for sign in f"{a:02}+{b:02}={answer}"])
 
 
 def answer_loss(model: skipless.CausalLM, rows: Tensor) -> Tensor:
