@@ -39,7 +39,7 @@ def answer_loss(model: skipless.CausalLM, rows: Tensor) -> Tensor:
     return F.cross_entropy(logits.flatten(0, 1), rows[:, -3:].flatten())
 
 
-def main(folder: str | Path, steps: int = 1500, **settings: Any) -> float:
+def main(folder: str | Path, steps: int = 3000, **settings: Any) -> float:
     """Train on most sums of two numbers below 100, and return the share of the others that it gets right."""
     model = skipless.ModelConfig(block="sas-p", n_layer=2, d_model=64, n_head=4, vocab_size=12, max_seq_len=16)
     order = torch.randperm(10_000, generator=torch.Generator().manual_seed(0)).tolist()
@@ -51,7 +51,7 @@ def main(folder: str | Path, steps: int = 1500, **settings: Any) -> float:
         loss=answer_loss,
         folder=folder,
         resume=True,
-        **{"steps": steps, "batch_size": 64, "lr": 3e-3, "eval_every": 250, "save_every": 250, **settings},
+        **{"steps": steps, "batch_size": 128, "lr": 5e-3, "eval_every": 500, "save_every": 500, **settings},
         on_evaluate=lambda line: print(f"step {line['step']}: held-out loss {line['valid_loss']:.3f}"),
         on_save=lambda step, place: print(f"step {step} is kept in {place}"),
     )
