@@ -80,13 +80,14 @@ def generate(
 def _open(run: str, runs: Path, checkpoint: str, device: str) -> "CausalLM":
     """The model, ready to write."""
     from skipless.distributed.devices import pick_device
-    from skipless.nn.model import CausalLM
+    from skipless.nn.model import CausalLM, MaskedLM
     from skipless.runs import find_model, load
 
     place = pick_device(device)
     model = load(find_model(run, runs), checkpoint=checkpoint)
     if not isinstance(model, CausalLM):
-        raise UserError(f"run {run!r} holds no causal model, and no other can write text")
+        kind = "masked model" if isinstance(model, MaskedLM) else "classifier"
+        raise UserError(f"run {run!r} holds a {kind}, which cannot write text")
     return model.to(place).fold()
 
 

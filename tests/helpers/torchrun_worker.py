@@ -58,6 +58,12 @@ def losses(cfg, cache_dir, steps):
         weights = {
             name: group.whole(tensor).double().norm().item() for name, tensor in trainer.model.state_dict().items()
         }
+        if trainer.update.average is not None:
+            tensors = trainer.update.average.tensors
+            weights |= {
+                f"average {name}": group.whole(tensor).double().norm().item() for name, tensor in tensors.items()
+            }
+            weights["average's held-out loss"] = trainer.evaluate_average().loss
         compiled = [block._compiled_call_impl is not None for block in trainer.model.blocks]
         valid = trainer.evaluate().loss
         return {"losses": found, "norms": norms, "valid": valid, "weights": weights, "compiled": compiled}
