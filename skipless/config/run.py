@@ -2,15 +2,16 @@
 
 import hashlib
 from fractions import Fraction
-from typing import Any, Literal, Self
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
+    PlainValidator,
     PositiveInt,
     model_validator,
 )
 
-from skipless.config.base import Config, Text
+from skipless.config.base import Config, Text, unicode_text
 from skipless.config.model import ModelConfig
 
 OWN = "own"
@@ -29,10 +30,20 @@ def weighted_source(text: str) -> tuple[str, Fraction]:
     return spec, weight
 
 
+def _checked_source(value: Any) -> str | tuple[str, ...]:
+    """One source, or several."""
+    several = isinstance(value, list | tuple)
+    texts = tuple(value) if several else (value,)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"a source is a text, or several are a list of texts with weights, got {value!r}")
+    texts = tuple(unicode_text(text) for text in texts)
+    return texts if several else texts[0]
+
+
 class DataConfig(Config):
     """A corpus: where its text comes from, how it is tokenised, and how the tokens are cut into rows."""
 
-    source: Text | tuple[Text, ...] = Field(
+    source: Annotated[str | tuple[str, ...], PlainValidator(_checked_source)] = Field(
         "python-stdlib",
         description="`python-stdlib`, `files:GLOB`, `jsonl:PATH#field` (also .gz, .zst), or "
         "`hf:DATASET[:config][@split]#field`; or a list of several with their weights, "

@@ -14,12 +14,13 @@ import json
 import sys
 import time
 from collections.abc import Mapping
-from contextlib import closing
+from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import numpy as np
+from pydantic import ValidationError
 
 from skipless.config.classifier import ClassifierConfig
 from skipless.config.reading import read_json
@@ -104,8 +105,7 @@ class OwnFinetuning:
         if fresh:
             self._clear()
         if is_classifier(self.folder):
-            there = read_json(self.folder / CLASSIFIER)
-            other = [key for key, value in content.items() if there.get(key) != value]
+            other = self._differing(content)
             if other:
                 raise UserError(
                     f"{str(self.folder)!r} holds another fine-tuning ({', '.join(other)} differ); go on with that one, "
@@ -116,6 +116,14 @@ class OwnFinetuning:
         self.tokenizer.save(self.run.tokenizer_file)
         about = {"run": self.source.name, "command": sys.argv, "versions": versions(), "machine": machine()}
         write_json(self.folder / CLASSIFIER, {**content, **about})
+
+    def _differing(self, content: Mapping[str, Any]) -> list[str]:
+        """What classifier.json says otherwise; keys that came after it was written count as their defaults."""
+        there = read_json(self.folder / CLASSIFIER)
+        for key, kind in (("classifier", ClassifierConfig), ("finetune", FinetuneConfig)):
+            with suppress(ValidationError):
+                there[key] = kind.model_validate(there.get(key)).model_dump(mode="json")
+        return [key for key, value in content.items() if there.get(key) != value]
 
     def _clear(self) -> None:
         if self.folder.exists() and is_classifier(self.folder):

@@ -206,6 +206,12 @@ def test_bad_weights_are_one_line(given, said, texts, tmp_path, capsys):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("value", [5, [5, 6], None, {"a": 1}])
+def test_what_is_no_source_is_one_line(value):
+    with pytest.raises(ValueError, match="a source is a text, or several are a list"):
+        DataConfig(source=value)
+
+
 def test_a_source_that_brings_nothing_new_is_refused(texts, tmp_path):
     (tmp_path / "copy.jsonl").write_text(json.dumps({"text": "both both both\n"}) + "\n")
     cfg = config((texts[0], f"jsonl:{tmp_path}/copy.jsonl"))

@@ -116,6 +116,11 @@ def test_numbers_that_are_not_whole_are_a_regression(encoder, parts, tmp_path):
     model = load(tmp_path / "grade", checkpoint="best")
     answers = np.array([answer["value"] for answer in predict(model, texts_of(parts[2]))])
     assert np.abs(answers - [float(row["grade"]) for row in rows(18, 2)]).mean() < 0.5
+    transformers = pytest.importorskip("transformers")
+    export_model(model, "hf", tmp_path / "out")
+    pipe = transformers.pipeline("text-classification", model=str(tmp_path / "out"))
+    scores = [one["score"] for one in pipe([text for (text,) in texts_of(parts[2])])]
+    np.testing.assert_allclose(scores, answers, atol=1e-5)
     fine = own(Run(encoder), tmp_path / "grade", parts, label="grade")
     fine.train()
     last = fine.fit.answers(fine.valid)  # restored from the last checkpoint: in units of the file too
@@ -367,6 +372,14 @@ def test_bad_input_is_one_line(change, more, said, encoder, tmp_path, capsys):
     assert said in err
     assert err.count("\n") == 1
     assert not list(tmp_path.glob("runs/*/checkpoints"))
+
+
+def test_keys_that_came_later_are_not_another_fine_tuning(encoder, parts, mood, tmp_path):
+    folder = Path(shutil.copytree(mood[0], tmp_path / "mood"))
+    about = json.loads((folder / "classifier.json").read_text())
+    del about["classifier"]["causal"], about["finetune"]["from_scratch"]
+    (folder / "classifier.json").write_text(json.dumps(about))
+    assert own(Run(encoder), folder, parts).train()["last"] == mood[1]["last"]
 
 
 def test_a_folder_of_something_else_is_left_alone(encoder, parts, tmp_path, capsys):
