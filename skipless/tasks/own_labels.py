@@ -31,7 +31,7 @@ from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.runs import CLASSIFIER, Run, is_classifier, load
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import make_folder, remove_folder, write_json, write_text
+from skipless.storage.files import make_folder, remove_folder, sweep, write_json, write_text
 from skipless.storage.journal import Journal
 from skipless.storage.lock import FolderLock
 from skipless.storage.provenance import machine, versions
@@ -43,6 +43,9 @@ from skipless.tasks.task_rows import TaskRows
 from skipless.training.observer import Observer, StopOnClosedPipe
 from skipless.training.state import foreign_state_said
 from skipless.training.stopping import Interrupted, Signals
+
+SAVE_SECONDS = 60.0
+"""Between checkpoints inside an epoch; at its end there is one in any case."""
 
 WRITTEN = (CLASSIFIER, "tokenizer.json", "metrics.jsonl", "test.jsonl", "checkpoints", ".saved")
 
@@ -59,7 +62,7 @@ class OwnFinetuning:
     checkpoint: int | str = "last"
     device: str = "auto"
     observer: Observer = field(default_factory=Observer)
-    save_seconds: float = 60.0
+    save_seconds: float = field(default_factory=lambda: SAVE_SECONDS)
 
     def __post_init__(self) -> None:
         config, tokenizer = self.source.config(), self.source.tokenizer()
@@ -102,6 +105,7 @@ class OwnFinetuning:
     def _open(self, fresh: bool) -> None:
         """Make the folder what this fine-tuning writes into; a UserError where it is something else."""
         content = self.content()
+        sweep(self.folder, *WRITTEN)
         if fresh:
             self._clear()
         if is_classifier(self.folder):
