@@ -12,7 +12,7 @@ import torch
 from peft import LoraConfig, PeftModel, get_peft_model
 from transformers import AutoModelForCausalLM, AutoTokenizer
 
-import skipless  # noqa: F401  (makes the Auto classes know its models)
+from skipless import hf  # noqa: F401  (makes the Auto classes know its models)
 
 
 def main(exported: str | Path, out: str | Path, steps: int = 20) -> list[float]:

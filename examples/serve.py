@@ -18,7 +18,7 @@ from fastapi.responses import JSONResponse, StreamingResponse
 from pydantic import AfterValidator, BaseModel, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteriaList, TextIteratorStreamer
 
-import skipless  # noqa: F401  (makes the Auto classes know its models)
+from skipless import hf  # noqa: F401  (makes the Auto classes know its models)
 
 AT_ONCE = 4
 """Answers that are written at a time: each has a cache in memory. Whoever comes then is told to come again."""

@@ -3,15 +3,13 @@
     import skipless
     model = skipless.CausalLM(skipless.ModelConfig(block="sas-p", n_layer=18, d_model=768, n_head=12))
 
-Names are loaded when they are first used, so that importing the package, and `skipless --help`, stay quick. The Auto
-classes of `transformers` learn of the models too (`skipless.interop.hf.auto`).
+Names are loaded when they are first used, so that importing the package, and `skipless --help`, stay quick. With
+`from skipless import hf` the Auto classes of `transformers` learn of the models.
 """
 
 from importlib import import_module
 from importlib.metadata import version
 from typing import TYPE_CHECKING, Any
-
-from skipless.interop.hf.auto import watch
 
 __version__ = version("skipless")
 
@@ -78,6 +76,3 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
-
-
-watch()

@@ -344,6 +344,11 @@ def _export_info(folder: Path) -> dict[str, Any]:
         return {}
 
 
+def _own_name(name: str) -> str:
+    """The library's name of a tensor in an export to Hugging Face's libraries, or one of its own."""
+    return name.removeprefix("model.").replace("lm_head.", "head.", 1)
+
+
 def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
     info = _export_info(folder)
     match info.get("architectures"):
@@ -363,7 +368,7 @@ def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
     for file in files:
         check_regular(file)
     try:
-        tensors = {key.removeprefix("model."): value for file in files for key, value in load_file(file).items()}
+        tensors = {_own_name(key): value for file in files for key, value in load_file(file).items()}
     except (SafetensorError, OSError, RuntimeError) as error:  # damaged, or of a type that PyTorch does not have
         raise UserError(f"the weights in {str(folder)!r} cannot be loaded: {error}") from None
     if issubclass(kind, SequenceClassifier):

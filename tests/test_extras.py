@@ -78,11 +78,13 @@ def test_a_missing_package_is_one_line_on_the_command_line(bare):
     assert "Traceback" not in bare[1]
 
 
-def test_the_auto_classes_know_the_models_and_skipless_imports_neither_torch_nor_transformers():
-    """Whichever part of transformers comes first: while some are half imported, the models cannot be made known."""
+def test_the_auto_classes_know_the_models_after_one_import_and_importing_skipless_changes_nothing():
+    """Neither torch nor transformers is imported by it, and Python's own way to find modules stays as it was."""
     code = (
-        "import sys\nimport skipless\n"
+        "import sys\nfinders = list(sys.meta_path)\nimport skipless\n"
+        "assert sys.meta_path == finders\n"
         "assert 'torch' not in sys.modules and 'transformers' not in sys.modules\n"
+        "from skipless import hf\n"
         "from transformers import PreTrainedModel, Trainer, AutoConfig, AutoModelForCausalLM\n"
         "config = AutoConfig.for_model('skipless', n_layer=1, d_model=8, n_head=2, vocab_size=9)\n"
         "print(type(AutoModelForCausalLM.from_config(config)).__name__)"
@@ -91,15 +93,13 @@ def test_the_auto_classes_know_the_models_and_skipless_imports_neither_torch_nor
     assert done.stdout.strip() == "SkiplessForCausalLM", done.stderr
 
 
-def test_the_auto_classes_know_the_models_where_transformers_came_first():
+def test_registering_twice_is_registering_once():
     from transformers.models.auto.configuration_auto import CONFIG_MAPPING
 
-    from skipless.interop.hf.auto import watch
+    from skipless.interop.hf.auto import register
 
-    CONFIG_MAPPING._extra_content.pop("skipless")
+    CONFIG_MAPPING._extra_content.pop("skipless", None)
     assert "skipless" not in CONFIG_MAPPING
-    watch()
+    register()
+    register()
     assert CONFIG_MAPPING["skipless"].__name__ == "SkiplessConfig"
-    finders = len(sys.meta_path)
-    watch()
-    assert len(sys.meta_path) == finders

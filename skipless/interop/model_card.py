@@ -72,9 +72,10 @@ def _use(model: CausalLM | MaskedLM | SequenceClassifier, to: str) -> str:
 
 def _use_hf(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
     auto = f"AutoModelFor{AUTO[plain_type(model)]}"
-    lines = [f"from transformers import {auto}, AutoTokenizer, pipeline", "", 'here = "."  # this folder, or its name']
+    lines = [f"from transformers import {auto}, PreTrainedTokenizerFast, pipeline", ""]
+    lines += ['here = "."  # this folder, or its name']
     lines += [f"model = {auto}.from_pretrained(here, trust_remote_code=True)"]
-    lines += ["tokenizer = AutoTokenizer.from_pretrained(here, trust_remote_code=True)"]
+    lines += ["tokenizer = PreTrainedTokenizerFast.from_pretrained(here)"]
     lines += [f'ask = pipeline("{PIPELINES[plain_type(model)]}", model=model, tokenizer=tokenizer)']
     if isinstance(model, CausalLM):
         lines += [
@@ -84,8 +85,8 @@ def _use_hf(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
         lines += [f'print(ask("some {"[MASK]" if isinstance(model, MaskedLM) else "text"}"))']
     return _code(lines) + (
         "\n\n`trust_remote_code=True` runs the models' source, which is in this folder and needs PyTorch, "
-        "transformers 5, pydantic and PyYAML. With the package (`pip install 'skipless[hf]'`), `import skipless` first "
-        f"does instead. Made by skipless {version('skipless')}."
+        "transformers 5, pydantic and PyYAML. With the package (`pip install 'skipless[hf]'`), "
+        f"`from skipless import hf` first does instead. Made by skipless {version('skipless')}."
     )
 
 

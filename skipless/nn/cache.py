@@ -106,6 +106,7 @@ class LayerCache:
     """Keys and values of one layer, and their sum."""
 
     of_inputs: ClassVar[bool] = False
+    explicit: ClassVar[bool] = False
     new: NewTokens
     """Those of the pass that is under way."""
 

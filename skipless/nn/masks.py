@@ -13,7 +13,7 @@ Shapes: B batch, H heads, T tokens, D width of a head; t queries over S keys whe
 leading 1 stands for "the same for all".
 """
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import ClassVar, Protocol
 
 import torch
@@ -32,6 +32,8 @@ class MaskLike(Protocol):
 
     of_inputs: ClassVar[bool]
     """Whether it remembers a layer's inputs instead of keys and values: an attention has to ask it otherwise."""
+    explicit: ClassVar[bool]
+    """Whether somebody wants to see the mixing matrix: a mixing then gives it by `mix`, and asks for nothing else."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A·V for (B, H, t, D) queries, keys and values of the tokens at hand."""
@@ -50,6 +52,7 @@ class Mask:
     """
 
     of_inputs: ClassVar[bool] = False
+    explicit: ClassVar[bool] = False
 
     causal: bool
     padding: Tensor | None = None
@@ -62,11 +65,15 @@ class Mask:
     """(t,) places of the queries among the keys, where these are not the last t of them."""
     places: Tensor | None = None
     """(B, S) places between which ALiBi counts distances, where these are not the keys' own."""
+    rows: Tensor | None = None
+    """(1 or B, 1 or H, t, S): M itself but for ALiBi, where somebody gave it and it follows no rule; −∞ is not seen."""
 
     # ---------------------------------------------------------------- explicit form
 
     def visible(self, n_query: int, n_key: int, start: int = 0, device: torch.device | None = None) -> Tensor:
         """(1 or B, 1, n_query, n_key) bool: whether query start + i sees key j."""
+        if self.rows is not None:
+            return self.rows > float("-inf")
         query, key = self._query(n_query, start, device), torch.arange(n_key, device=device)
         seen = query[:, None] >= key if self.causal else torch.ones(n_query, n_key, dtype=torch.bool, device=device)
         seen = seen[None, None]
@@ -83,9 +90,9 @@ class Mask:
     def bias(self, like: Tensor, n_query: int, n_key: int, start: int = 0) -> Tensor:
         """M: (1 or B, 1 or H, n_query, n_key), 0 or −m·|i − j| where the key is seen and −∞ where it is not."""
         seen = self.visible(n_query, n_key, start, like.device)
-        bias = torch.zeros((), dtype=like.dtype, device=like.device)
+        bias = torch.zeros((), dtype=like.dtype, device=like.device) if self.rows is None else self.rows.to(like.dtype)
         if self.alibi is not None:
-            bias = -self.alibi.to(like.dtype)[:, None, None] * self._distance(n_query, n_key, start, like.device)
+            bias = bias - self.alibi.to(like.dtype)[:, None, None] * self._distance(n_query, n_key, start, like.device)
         return torch.where(seen, bias, float("-inf"))
 
     def _distance(self, n_query: int, n_key: int, start: int, device: torch.device) -> Tensor:
@@ -100,12 +107,17 @@ class Mask:
         """C: (1 or B, 1 or H, T, T), or its rows from `start` on."""
         return safe_softmax(self.bias(like, length, length if n_key is None else n_key, start))
 
+    def identity(self, like: Tensor, n_query: int, n_key: int) -> Tensor:
+        """I: (n_query, n_key), or the rows of it that are the queries'."""
+        query = self._query(n_query, 0, like.device)
+        return (query[:, None] == torch.arange(n_key, device=like.device)).to(like.dtype)
+
     # -------------------------------------------------------------------- fast form
 
     @property
     def only_causal(self) -> bool:
         """Whether each token sees all before it, alike."""
-        special = (self.padding, self.documents, self.alibi, self.queries)
+        special = (self.padding, self.documents, self.alibi, self.queries, self.rows)
         return self.causal and all(part is None for part in special)
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
@@ -116,6 +128,8 @@ class Mask:
             return F.scaled_dot_product_attention(q, k, v, is_causal=True)
         if self.only_causal and n_query == 1:  # the last token sees everything
             return F.scaled_dot_product_attention(q, k, v)
+        if self.rows is not None:
+            return self._attend_rows(q, k, v, first)
         if not self.causal and self.documents is None and self.alibi is None:
             keys = None if self.padding is None else self.padding[:, None, None, :]
             return F.scaled_dot_product_attention(q, k, v, attn_mask=keys)
@@ -132,7 +146,7 @@ class Mask:
 
     def _attend_rows(self, q: Tensor, k: Tensor, v: Tensor, start: int) -> Tensor:
         n_query, n_key = q.shape[-2], k.shape[-2]
-        if self.alibi is None:
+        if self.alibi is None and self.rows is None:
             rows = self.visible(n_query, n_key, start, q.device)
         else:
             rows = self.bias(q, n_query, n_key, start)
@@ -141,6 +155,9 @@ class Mask:
     def mean(self, v: Tensor) -> Tensor:
         """C·V for (B, H, T, D) values, or something that broadcasts to it; summed in float32 at least."""
         wide = v.to(torch.promote_types(v.dtype, torch.float32))
+        if self.rows is not None or self.queries is not None:
+            n_query = self.rows.shape[-2] if self.queries is None else len(self.queries)  # pyrefly: ignore
+            return (self.centring(wide, n_query, wide.shape[-2]) @ wide).to(v.dtype)
         real = torch.ones(1, 1, v.shape[-2], 1, dtype=wide.dtype, device=v.device)
         if self.padding is not None:
             real = self.padding[:, None, :, None].to(wide.dtype)
@@ -184,6 +201,11 @@ class Mask:
             starts = F.pad(self.documents[:, 1:] != self.documents[:, :-1], (1, 0), value=True)
             rank = rank - torch.where(starts, rank - real, 0).cummax(-1).values
         return (rank - 1).clamp(min=0)
+
+    def to(self, device: torch.device | str | int) -> "Mask":
+        """The same on another device, where a model's layers lie on several."""
+        tensors = {name: part for name, part in vars(self).items() if isinstance(part, Tensor)}
+        return replace(self, **{name: part.to(device) for name, part in tensors.items()})
 
     def check(self, batch: int, length: int) -> None:
         """Raise where the padding or the documents do not fit (B, T) token ids."""

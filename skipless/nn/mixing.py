@@ -15,7 +15,6 @@ import math
 from collections.abc import Iterator
 from contextlib import contextmanager
 
-import torch
 from torch import Tensor, nn
 
 from skipless.config.model import ModelConfig
@@ -38,6 +37,8 @@ class Softmax(WithGains):
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
         """The matrix times the values, without the matrix. (B, H, T, D) → (B, H, T, D)."""
+        if mask.explicit:  # somebody wants to see the matrix
+            return mask.mix(self.matrix, q, k, v)  # pyrefly: ignore
         return self.combine(v, mask.attend(q, k, v), mask)
 
     def combine(self, v: Tensor, attended: Tensor, mask: MaskLike) -> Tensor:
@@ -45,7 +46,7 @@ class Softmax(WithGains):
         return attended
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-        """The matrix, (B, H, T, T)."""
+        """The matrix, (B, H, T, T); or the rows of it that belong to (B, H, t, D) queries over S keys."""
         return attention_matrix(q, k, mask)
 
     def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
@@ -73,7 +74,7 @@ class VSkipInit(Softmax):
         return weighted_sum((self.alpha, v), (self.beta, attended))
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
-        eye = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
+        eye = mask.identity(q, q.shape[-2], k.shape[-2])
         return weighted_sum((self.alpha, eye), (self.beta, attention_matrix(q, k, mask)))
 
 
@@ -92,7 +93,7 @@ class Shaped(VSkipInit):
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         mixed = super().matrix(q, k, mask)
-        return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.centring(q, q.shape[-2]))
+        return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.centring(q, q.shape[-2], k.shape[-2]))
 
 
 MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit, "shaped": Shaped}

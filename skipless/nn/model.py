@@ -13,12 +13,10 @@ from torch import Tensor, nn
 
 from skipless.config.model import ModelConfig
 from skipless.errors import UserError
-from skipless.nn.blocks import make_block
 from skipless.nn.cache import Cache, pick_mode
 from skipless.nn.init import init_weights
-from skipless.nn.layers import make_outer_norm
-from skipless.nn.masks import Mask, MaskLike, alibi_slopes
-from skipless.nn.positions import make_positions, make_rope
+from skipless.nn.masks import Mask, alibi_slopes
+from skipless.nn.stack import Stack, check_ids, check_length
 
 IGNORED = -100
 """The label of a position that has no loss."""
@@ -27,7 +25,7 @@ LOSS_ROWS = 256
 """Tokens whose logits are in memory at a time: 51 MB for 50,000 words. Half as many are a few per cent slower."""
 
 
-class Transformer(nn.Module):
+class Transformer(Stack, nn.Module):
     """Embedding, positions, blocks, norm: what the three models share."""
 
     causal: bool
@@ -37,13 +35,7 @@ class Transformer(nn.Module):
     def __init__(self, cfg: ModelConfig) -> None:
         super().__init__()
         self.config = cfg
-        self.embedding = nn.Embedding(cfg.vocab_size, cfg.d_model)
-        self.positions = make_positions(cfg)
-        self.embedding_norm = make_outer_norm(cfg) if cfg.normalises_embedding else nn.Identity()
-        self.dropout = nn.Dropout(cfg.dropout)
-        self.blocks = nn.ModuleList(make_block(cfg, layer) for layer in range(cfg.n_layer))
-        ends_in_norm = cfg.block.norm_position == "post" and cfg.block.norm != "none"
-        self.norm = nn.Identity() if ends_in_norm else make_outer_norm(cfg)
+        self.add_parts(cfg)
 
     def hidden(self, ids: Tensor, attention_mask: Tensor | None = None, documents: Tensor | None = None) -> Tensor:
         """What the head sees: (B, T) token ids → (B, T, d).
@@ -54,47 +46,11 @@ class Transformer(nn.Module):
         into a row: they do not see each other, and positions count from each one's start.
         """
         self._check(ids)
-        padding = as_padding(attention_mask)
-        if documents is not None:  # each run of one number is a document, also where a number comes again
-            documents = F.pad((documents[:, 1:] != documents[:, :-1]).long(), (1, 0)).cumsum(-1)
-        alibi = alibi_slopes(self.config.n_head, ids.device) if self.config.positions == "alibi" else None
-        mask = Mask(self.causal, padding, documents, alibi)
-        mask.check(*ids.shape)
-        if padding is None or documents is not None or not self.causal:
-            return self._run(ids, mask)
-        # Real tokens first: then the causal mask alone keeps them from the padding, and no other mask is needed.
-        order = padding.long().argsort(dim=-1, descending=True, stable=True)
-        hidden = self._run(ids.gather(1, order), Mask(self.causal, alibi=alibi))
-        return hidden.gather(1, order.argsort(dim=-1)[..., None].expand_as(hidden))
-
-    def _run(self, ids: Tensor, mask: Mask) -> Tensor:
-        return self._through(ids, mask.positions(ids.shape[1], ids.device), [mask] * len(self.blocks))
-
-    def _through(self, ids: Tensor, positions: Tensor, masks: Sequence[MaskLike]) -> Tensor:
-        x = self.embed(ids)
-        if self.positions is not None:
-            x = x + self.positions(positions, x.dtype)
-        x = self.dropout(self.embedding_norm(x))
-        rope = make_rope(positions, self.config.d_head, x.dtype) if self.config.positions == "rotary" else None
-        for block, mask in zip(self.blocks, masks, strict=True):
-            x = block(x, mask, rope)
-        return self.norm(x)
-
-    def embed(self, ids: Tensor) -> Tensor:
-        """(B, T) → (B, T, d)."""
-        try:
-            return self.embedding(ids)
-        except IndexError:
-            low, high = int(ids.min()), int(ids.max())
-            raise IndexError(f"token ids must lie in 0…{self.config.vocab_size - 1}, got {low}…{high}") from None
+        return self.encode(ids, as_padding(attention_mask), documents)
 
     def _check(self, ids: Tensor) -> None:
-        if not isinstance(ids, Tensor):
-            raise UserError(f"ids must be a tensor of (batch, tokens) integers, got {type(ids).__name__}")
-        if ids.ndim != 2 or ids.dtype not in (torch.int64, torch.int32):
-            raise UserError(f"ids must be (batch, tokens) integers, got {tuple(ids.shape)} of {ids.dtype}")
-        if ids.shape[1] > self.config.max_seq_len:
-            raise UserError(f"a sequence of {ids.shape[1]} tokens is longer than max_seq_len {self.config.max_seq_len}")
+        check_ids(ids)
+        check_length(ids.shape[1], self.config.max_seq_len)
 
     def fold(self) -> Self:
         """A copy for inference: same outputs, fewer operations; see `skipless.nn.kernels.folding`.
@@ -145,10 +101,7 @@ class LanguageModel(Transformer):
 
     def token_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
         """Mean cross-entropy of (N, d) hidden states against (N,) labels, a chunk of logits at a time."""
-        hidden = hidden.to(self.head_weight.dtype)  # under autocast a bfloat16 stream would make a bfloat16 loss
-        chunked = hidden.shape[0] > LOSS_ROWS and not torch.compiler.is_compiling()  # which cannot trace the chunks
-        options = nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_ROWS) if chunked else None
-        return F.linear_cross_entropy(hidden, self.head_weight, labels.long(), ignore_index=IGNORED, options=options)
+        return token_loss(hidden, self.head_weight, labels)
 
     def loss(
         self,
@@ -206,10 +159,10 @@ class CausalLM(LanguageModel):
         Mask(True, padding).check(*ids.shape)
         positions = cache.begin(ids, padding)
         if padding is None:
-            hidden = self._through(ids, positions, cache.layers)
+            hidden = self.through(ids, positions, cache.layers)
         else:  # rows of a cache end together, so padding goes to the left
             order = padding.long().argsort(dim=-1, stable=True)
-            hidden = self._through(ids.gather(1, order), positions, cache.layers)
+            hidden = self.through(ids.gather(1, order), positions, cache.layers)
             hidden = hidden.gather(1, order.argsort(dim=-1)[..., None].expand_as(hidden))
         cache.advance(ids.shape[1])
         return hidden
@@ -294,11 +247,8 @@ class SequenceClassifier(Transformer):
         if self.causal:
             # ONNX has no stable sort, by which padding is moved aside: in a graph it has to stand on the right
             exported = torch.compiler.is_exporting()
-            return self._answer(_last(self.hidden(ids, None if exported else attention_mask), padding))
-        hidden = self.hidden(ids, attention_mask)
-        real = (torch.ones_like(ids) if padding is None else padding).to(hidden.dtype)[..., None]
-        pooled = (hidden * real).sum(1) / real.sum(1).clamp(min=1)  # (B, d)
-        return self._answer(pooled)
+            return self._answer(last_of_real(self.hidden(ids, None if exported else attention_mask), padding))
+        return self._answer(mean_of_real(self.hidden(ids, attention_mask), padding))
 
     def _answer(self, pooled: Tensor) -> Tensor:
         """(B, d) → (B, num_labels)."""
@@ -314,8 +264,24 @@ class SequenceClassifier(Transformer):
         return F.cross_entropy(logits, labels)
 
 
-def _last(hidden: Tensor, padding: Tensor | None) -> Tensor:
-    """The last real token of each row: (B, T, d) → (B, d)."""
+def token_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """Mean cross-entropy of the logits of (N, d) hidden states, by a head (V, d), against (N,) labels, in chunks."""
+    hidden = hidden.to(weight.dtype)  # under autocast a bfloat16 stream would make a bfloat16 loss
+    chunked = hidden.shape[0] > LOSS_ROWS and not torch.compiler.is_compiling()  # which cannot trace the chunks
+    options = nn.LinearCrossEntropyOptions(batch_chunk_size=LOSS_ROWS) if chunked else None
+    return F.linear_cross_entropy(hidden, weight, labels.long(), ignore_index=IGNORED, options=options)
+
+
+def mean_of_real(hidden: Tensor, padding: Tensor | None) -> Tensor:
+    """The mean over the real tokens of each sequence, (B, T, d) → (B, d)."""
+    if padding is None:
+        padding = torch.ones(hidden.shape[:2], device=hidden.device)
+    real = padding.to(hidden.dtype)[..., None]
+    return (hidden * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+def last_of_real(hidden: Tensor, padding: Tensor | None) -> Tensor:
+    """The last real token of each sequence, (B, T, d) → (B, d)."""
     if padding is None:
         return hidden[:, -1]
     places = torch.arange(padding.shape[1], device=padding.device)

@@ -1,28 +1,39 @@
-"""skipless models where Hugging Face models go: `from_pretrained`, `generate`, `Trainer`, PEFT.
+"""skipless models where Hugging Face models go: `from_pretrained`, `generate`, `Trainer`, PEFT, TRL.
 
-    import skipless
+    from skipless import hf
     from transformers import AutoModelForCausalLM
     model = AutoModelForCausalLM.from_pretrained("exported")
 
-`import skipless` is enough for the Auto classes to know these models (see `auto.py`). Names are loaded when they are
-first used: the configuration has to be there before `transformers` is wholly imported.
+With this import the Auto classes know these models (see `auto.py`).
 """
 
 from importlib import import_module
+from importlib.util import find_spec
 from typing import TYPE_CHECKING, Any
 
 from skipless.errors import MissingExtra
 
 if TYPE_CHECKING:
+    from skipless.interop.hf.bare import SkiplessModel
     from skipless.interop.hf.configuration import SkiplessConfig
-    from skipless.interop.hf.modeling import SkiplessForCausalLM, SkiplessForMaskedLM, SkiplessForSequenceClassification
-    from skipless.interop.hf.wrapping import wrap, wrap_tokenizer
+    from skipless.interop.hf.modeling import (
+        SkiplessForCausalLM,
+        SkiplessForMaskedLM,
+        SkiplessForQuestionAnswering,
+        SkiplessForSequenceClassification,
+        SkiplessForTokenClassification,
+    )
+    from skipless.interop.hf.wrapping import unwrap, wrap, wrap_tokenizer
 
 _HOME = {
     "SkiplessConfig": "configuration",
     "SkiplessForCausalLM": "modeling",
     "SkiplessForMaskedLM": "modeling",
+    "SkiplessForQuestionAnswering": "modeling",
     "SkiplessForSequenceClassification": "modeling",
+    "SkiplessForTokenClassification": "modeling",
+    "SkiplessModel": "bare",
+    "unwrap": "wrapping",
     "wrap": "wrapping",
     "wrap_tokenizer": "wrapping",
 }
@@ -31,7 +42,11 @@ __all__ = [
     "SkiplessConfig",
     "SkiplessForCausalLM",
     "SkiplessForMaskedLM",
+    "SkiplessForQuestionAnswering",
     "SkiplessForSequenceClassification",
+    "SkiplessForTokenClassification",
+    "SkiplessModel",
+    "unwrap",
     "wrap",
     "wrap_tokenizer",
 ]
@@ -49,3 +64,7 @@ def __getattr__(name: str) -> Any:
 
 def __dir__() -> list[str]:
     return __all__
+
+
+if find_spec("transformers") is not None:
+    import_module("skipless.interop.hf.auto").register()

@@ -16,9 +16,12 @@ from pathlib import PurePosixPath
 ENTRY = "skipless.interop.hf.modeling"
 AUTO_MAP = {
     "AutoConfig": "configuration_skipless.SkiplessConfig",
+    "AutoModel": "bare_skipless.SkiplessModel",
     "AutoModelForCausalLM": "modeling_skipless.SkiplessForCausalLM",
     "AutoModelForMaskedLM": "modeling_skipless.SkiplessForMaskedLM",
+    "AutoModelForQuestionAnswering": "modeling_skipless.SkiplessForQuestionAnswering",
     "AutoModelForSequenceClassification": "modeling_skipless.SkiplessForSequenceClassification",
+    "AutoModelForTokenClassification": "modeling_skipless.SkiplessForTokenClassification",
 }
 """Where each Auto class finds its class in the files of `remote_code`."""
 

@@ -26,17 +26,18 @@ class SkiplessConfig(PreTrainedConfig):
         "tie_word_embeddings": "tie_embeddings",
     }
 
-    when_made: ClassVar[Callable[[], object]] = lambda: None
-    """Called whenever a configuration is made."""
-
     sources: ClassVar[Callable[[], Mapping[str, str]]] = dict
     """File name → text of what `auto_map` names. Nothing where those files are at work: `transformers` copies them."""
 
     use_cache: bool = True
+    pad_token_id: int | None = None
+    bos_token_id: int | None = None
+    eos_token_id: int | list[int] | None = None
+    is_causal: bool | None = None
+    """Whether a token sees only those before it. Models with a head know, and write it down."""
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the model's keys and keep them as plain values, which go to JSON and back."""
-        type(self).when_made()
         given = {self.attribute_map.get(key, key): value for key, value in kwargs.items()}
         own = {key: given.pop(key) for key in ModelConfig.model_fields if key in given}
         for key, value in ModelConfig.model_validate(own).model_dump(mode="json").items():
@@ -48,6 +49,33 @@ class SkiplessConfig(PreTrainedConfig):
         super().save_pretrained(save_directory, *others, **more)
         for name, text in (type(self).sources() if getattr(self, "auto_map", None) else {}).items():
             (Path(save_directory) / name).write_text(text, encoding="utf-8")
+
+    @property
+    def looks_back(self) -> bool:
+        """Whether a token sees only those before it: as said, else as the weights were trained, else yes."""
+        if self.is_causal is not None:
+            return self.is_causal
+        return all(name.endswith("CausalLM") for name in self.architectures or [])
+
+    @property
+    def d_head(self) -> int:
+        """Width of a head."""
+        return self.d_model // self.n_head
+
+    @property
+    def head_dim(self) -> int:
+        """Width of a head, by the name that `transformers` has for it."""
+        return self.d_head
+
+    @property
+    def num_key_value_heads(self) -> int:
+        """Every head has keys and values of its own."""
+        return self.n_head
+
+    @property
+    def intermediate_size(self) -> int:
+        """Width of the MLP."""
+        return 4 * self.d_model if self.d_ff is None else self.d_ff
 
     def to_model_config(self) -> ModelConfig:
         """The library's own configuration."""

@@ -1,25 +1,28 @@
-"""The library's models and tokenisers in the clothes of Hugging Face's, sharing their weights."""
+"""The library's models and tokenisers in the clothes of Hugging Face's, sharing their weights; and back."""
 
 from typing import Any
 
 import tokenizers
 import torch
 from tokenizers.processors import TemplateProcessing
+from torch import nn
 from transformers import PreTrainedTokenizerFast
 
 from skipless.data import Tokenizer
+from skipless.errors import UserError
+from skipless.interop.hf.bare import SkiplessPreTrainedModel
 from skipless.interop.hf.configuration import SkiplessConfig
 from skipless.interop.hf.modeling import (
     SkiplessForCausalLM,
     SkiplessForMaskedLM,
     SkiplessForSequenceClassification,
-    SkiplessPreTrainedModel,
 )
 from skipless.nn.kernels import plain_type
-from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
+from skipless.nn.model import CausalLM, LanguageModel, MaskedLM, SequenceClassifier
 from skipless.nn.saving import classifier_keys
+from skipless.nn.stack import PARTS
 
-CLASSES: dict[type, type[SkiplessPreTrainedModel]] = {
+CLASSES: dict[type, Any] = {
     CausalLM: SkiplessForCausalLM,
     MaskedLM: SkiplessForMaskedLM,
     SequenceClassifier: SkiplessForSequenceClassification,
@@ -27,8 +30,8 @@ CLASSES: dict[type, type[SkiplessPreTrainedModel]] = {
 SPECIALS = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "mask_token": "[MASK]"}
 
 
-def wrap(model: CausalLM | MaskedLM | SequenceClassifier) -> SkiplessPreTrainedModel:
-    """The model with `generate`, `save_pretrained` and the rest; its weights are the same tensors."""
+def wrap(model: CausalLM | MaskedLM | SequenceClassifier) -> Any:
+    """The model with `generate`, `save_pretrained` and the rest; its parts are the same modules."""
     labels: dict[str, Any] = {}
     if isinstance(model, SequenceClassifier):
         keys = classifier_keys(model)
@@ -37,11 +40,48 @@ def wrap(model: CausalLM | MaskedLM | SequenceClassifier) -> SkiplessPreTrainedM
     config = SkiplessConfig(**model.config.model_dump(), **labels)
     with torch.device("meta"):
         wrapped = CLASSES[plain_type(model)](config)
-    wrapped.model = model
-    if isinstance(wrapped, SkiplessForCausalLM) and model.tokenizer is not None:
-        wrapped.generation_config.eos_token_id = model.tokenizer.end_id
-        wrapped.generation_config.pad_token_id = model.tokenizer.pad_id
+    for name in PARTS:
+        setattr(wrapped.model, name, getattr(model, name))
+    if isinstance(model, SequenceClassifier):
+        wrapped.pooler, wrapped.classifier = model.pooler, model.classifier
+    elif model.head is None:
+        wrapped.lm_head.weight = model.embedding.weight
+    else:
+        wrapped.lm_head = model.head
+    for module in wrapped.modules():
+        module._is_hf_initialized = True
+    if model.tokenizer is not None:
+        places = [wrapped.config, *([wrapped.generation_config] if isinstance(wrapped, SkiplessForCausalLM) else [])]
+        for place in places:
+            place.eos_token_id, place.pad_token_id = model.tokenizer.end_id, model.tokenizer.pad_id
     return wrapped.train(model.training)
+
+
+def unwrap(wrapped: SkiplessPreTrainedModel) -> Any:
+    """The library's own model of one that was wrapped or opened, with the same modules: `new_cache`, `fold`, `loss`."""
+    kinds = [kind for kind, of_hf in CLASSES.items() if type(wrapped) is of_hf]
+    if not kinds:
+        known = ", ".join(of_hf.__name__ for of_hf in CLASSES.values())
+        raise UserError(f"{type(wrapped).__name__} has no counterpart in the library; those that do: {known}")
+    head: dict[str, Any] = {}
+    if isinstance(wrapped, SkiplessForSequenceClassification):
+        head = {"num_labels": wrapped.num_labels, "causal": wrapped.causal}
+    with torch.device("meta"):
+        model = kinds[0](wrapped.model_config, **head)
+    for name in PARTS:
+        setattr(model, name, getattr(wrapped.base_model, name))
+    if isinstance(model, LanguageModel):
+        model.head = _head(wrapped)
+    else:
+        model.pooler, model.classifier = wrapped.pooler, wrapped.classifier
+    return model.train(wrapped.training)
+
+
+def _head(wrapped: Any) -> nn.Linear | None:
+    head = wrapped.lm_head
+    if type(head) is not nn.Linear or head.bias is not None:
+        raise UserError(f"the head is a {type(head).__name__}, which the library's models do not have; merge it first")
+    return None if wrapped.config.tie_embeddings and head.weight is wrapped.model.embedding.weight else head
 
 
 def wrap_tokenizer(tokenizer: Tokenizer, max_length: int, *, closes: bool = False) -> PreTrainedTokenizerFast:

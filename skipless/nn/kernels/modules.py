@@ -37,6 +37,7 @@ from skipless.nn.mixing import Shaped as PlainShaped
 from skipless.nn.model import IGNORED, LOSS_ROWS, LanguageModel
 from skipless.nn.model import CausalLM as PlainCausalLM
 from skipless.nn.model import MaskedLM as PlainMaskedLM
+from skipless.nn.model import token_loss as plain_token_loss
 from skipless.nn.positions import Rope
 
 # ------------------------------------------------------------------------------- sums
@@ -239,6 +240,13 @@ class ParallelBlock(PlainParallelBlock):
 # -------------------------------------------------------------------------------- losses
 
 
+def token_loss(hidden: Tensor, weight: Tensor, labels: Tensor) -> Tensor:
+    """`skipless.nn.model.token_loss`, whose gradients are made with it."""
+    if hidden.shape[0] <= LOSS_ROWS or not trains(hidden, weight):
+        return plain_token_loss(hidden, weight, labels)
+    return cross_entropy(hidden, weight, labels.long(), IGNORED, LOSS_ROWS)
+
+
 class Embedding(nn.Embedding):
     """An embedding whose gradient can be added to that of a head with the same matrix."""
 
@@ -278,10 +286,7 @@ class _ChunkedLoss(LanguageModel):
         return slab_product(hidden, self.head_weight)
 
     def token_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
-        weight = self.head_weight
-        if hidden.shape[0] <= LOSS_ROWS or not trains(hidden, weight):
-            return super().token_loss(hidden, labels)
-        return cross_entropy(hidden, weight, labels.long(), IGNORED, LOSS_ROWS)
+        return token_loss(hidden, self.head_weight, labels)
 
 
 class CausalLM(_ChunkedLoss, PlainCausalLM):

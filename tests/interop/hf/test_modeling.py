@@ -9,9 +9,12 @@ from hypothesis import example, given, settings
 from hypothesis import strategies as st
 from transformers import (
     AutoConfig,
+    AutoModel,
     AutoModelForCausalLM,
     AutoModelForMaskedLM,
+    AutoModelForQuestionAnswering,
     AutoModelForSequenceClassification,
+    AutoModelForTokenClassification,
     AutoTokenizer,
     DynamicCache,
     StaticCache,
@@ -22,23 +25,15 @@ from skipless.interop.hf import (
     SkiplessConfig,
     SkiplessForCausalLM,
     SkiplessForMaskedLM,
+    SkiplessForQuestionAnswering,
     SkiplessForSequenceClassification,
+    SkiplessForTokenClassification,
+    SkiplessModel,
+    unwrap,
     wrap,
 )
 from skipless.nn import CausalLM, MaskedLM
-from tests.helpers.weights import disturbed
-
-V = 40
-SIZE = {"n_layer": 2, "d_model": 24, "n_head": 3, "vocab_size": V, "max_seq_len": 48}
-POSITIONS = ["sinusoidal", "learned", "alibi", "rotary"]
-
-
-def make(block="sas-p", kind=SkiplessForCausalLM, dtype=torch.float64, **changes):
-    """A model whose weights are all of the same order, so that nothing it remembers can be left out unseen."""
-    model = kind(SkiplessConfig(block=block, **{**SIZE, **changes}))
-    disturbed(model.model, 0.2)
-    return model.to(dtype).eval()
-
+from tests.interop.hf.small import POSITIONS, SIZE, V, make
 
 # --------------------------------------------------------------------------- the library's numbers
 
@@ -50,8 +45,8 @@ def test_logits_and_loss_are_the_librarys(block):
     labels = ids.clone()
     labels[0, :3] = -100
     output = model(ids, labels=labels)
-    torch.testing.assert_close(output.logits, model.model(ids), rtol=0, atol=0)
-    expected = model.model.loss(ids[:, :-1], labels[:, 1:])
+    torch.testing.assert_close(output.logits, unwrap(model)(ids), rtol=0, atol=0)
+    expected = unwrap(model).loss(ids[:, :-1], labels[:, 1:])
     torch.testing.assert_close(output.loss.double(), expected, rtol=1e-6, atol=1e-6)  # theirs is in float32
     torch.testing.assert_close(model(ids, logits_to_keep=2).logits, output.logits[:, -2:])
     half = model(ids, labels=labels, num_items_in_batch=2 * (labels[:, 1:] != -100).sum()).loss
@@ -66,8 +61,8 @@ def test_masked_model():
     mask[1, 6:] = 0
     labels = torch.where(torch.rand(2, 9) < 0.4, ids, -100) * mask - 100 * (1 - mask)
     output = model(ids, mask, labels=labels)
-    torch.testing.assert_close(output.logits, model.model(ids, mask))
-    torch.testing.assert_close(output.loss.double(), model.model.loss(ids, labels, mask), rtol=1e-6, atol=1e-6)
+    torch.testing.assert_close(output.logits, unwrap(model)(ids, mask))
+    torch.testing.assert_close(output.loss.double(), unwrap(model).loss(ids, labels, mask), rtol=1e-6, atol=1e-6)
 
 
 @pytest.mark.parametrize(("num_labels", "labels"), [(3, [0, 2]), (1, [0.5, -1.0]), (2, [[1.0, 0.0], [1.0, 1.0]])])
@@ -77,9 +72,9 @@ def test_classifier(num_labels, labels):
     ids, target = torch.randint(V, (2, 9)), torch.tensor(labels)
     target = target.double() if target.is_floating_point() else target
     output = model(ids, labels=target)
-    torch.testing.assert_close(output.logits, model.model(ids))
+    torch.testing.assert_close(output.logits, unwrap(model)(ids))
     if target.ndim == 1:
-        torch.testing.assert_close(output.loss, model.model.loss(ids, target), rtol=1e-6, atol=1e-6)
+        torch.testing.assert_close(output.loss, unwrap(model).loss(ids, target), rtol=1e-6, atol=1e-6)
     else:
         expected = torch.nn.functional.binary_cross_entropy_with_logits(output.logits, target)
         torch.testing.assert_close(output.loss, expected)
@@ -99,7 +94,7 @@ def test_hidden_states(side):
         found = model(padded, mask, output_hidden_states=True, use_cache=use_cache)
         for one, other in zip(found.hidden_states, alone, strict=True):
             torch.testing.assert_close(one[0, place], other[0])
-        head = found.hidden_states[-1] @ model.model.head_weight.mT
+        head = found.hidden_states[-1] @ unwrap(model).head_weight.mT
         torch.testing.assert_close(head[mask.bool()], found.logits[mask.bool()])
     masked = make("sas", SkiplessForMaskedLM)
     assert len(masked(row, output_hidden_states=True).hidden_states) == SIZE["n_layer"] + 1
@@ -187,10 +182,15 @@ def test_half_precision():
 @pytest.mark.parametrize(
     ("arguments", "message"),
     [
-        ({"attention_mask": torch.ones(2, 1, 4, 4, dtype=torch.long)}, r"\(batch, tokens\)"),
+        ({"attention_mask": torch.ones(2, 4, 4, dtype=torch.long)}, r"\(batch, tokens\)"),
+        ({"attention_mask": torch.full((2, 4), 0.5)}, "1 for real tokens"),
+        ({"attention_mask": torch.ones(2, 1, 4, 4)}, "nothing in it exceeds 0"),
+        ({"attention_mask": torch.ones(2, 1, 3, 4, dtype=torch.long)}, "a row for each of 4 new tokens"),
         ({"attention_mask": torch.ones(2, 3, dtype=torch.long)}, r"covers all tokens so far: \(2, 4\), got \(2, 3\)"),
-        ({"output_attentions": True}, "do not take output_attentions"),
-        ({"position_ids": torch.zeros(2, 4)}, "do not take position_ids"),
+        ({"head_mask": torch.ones(2)}, "do not take head_mask"),
+        ({"is_causal": False}, "do not take is_causal"),
+        ({"position_ids": torch.zeros(2, 3)}, r"position_ids must be \(2, 4\)"),
+        ({"cu_seq_lens_q": torch.tensor([0, 4])}, "do not take cu_seq_lens_q"),
     ],
 )
 def test_what_cannot_be_served_says_so(arguments, message):
@@ -275,7 +275,7 @@ def test_text_ends_with_the_context(cache):
     found = model.generate(ids, max_new_tokens=256, **how)
     assert found.shape == (2, SIZE["max_seq_len"])
     assert torch.equal(found[:, :20], model.generate(ids, max_new_tokens=14, **how))
-    with pytest.raises(ValueError, match="max_length"):
+    with pytest.raises(ValueError, match="the prompt has 48 tokens, and the context of this model"):
         model.generate(torch.randint(1, V, (1, 48)), max_new_tokens=1, **how)
 
 
@@ -371,6 +371,9 @@ def test_auto_classes_know_the_models():
         (AutoModelForCausalLM, SkiplessForCausalLM),
         (AutoModelForMaskedLM, SkiplessForMaskedLM),
         (AutoModelForSequenceClassification, SkiplessForSequenceClassification),
+        (AutoModelForTokenClassification, SkiplessForTokenClassification),
+        (AutoModelForQuestionAnswering, SkiplessForQuestionAnswering),
+        (AutoModel, SkiplessModel),
     ):
         assert type(auto.from_config(config)) is kind
 
@@ -395,14 +398,14 @@ def test_what_a_checkpoint_lacks_is_initialised(tmp_path):
     assert len(gone) == 5
     model.save_pretrained(tmp_path, state_dict={name: tensors[name] for name in tensors if name not in gone})
     opened = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=3)
-    assert opened.model.classifier.weight.shape == (3, 24)
-    assert 0.005 < opened.model.classifier.weight.std() < 0.04
-    assert opened.model.pooler.bias.abs().sum() == 0
+    assert opened.classifier.weight.shape == (3, 24)
+    assert 0.005 < opened.classifier.weight.std() < 0.04
+    assert opened.pooler.bias.abs().sum() == 0
     fresh = MaskedLM(model.config.to_model_config()).state_dict()
     for name, tensor in opened.model.state_dict().items():
         if f"model.{name}" in gone:
             torch.testing.assert_close(tensor, fresh[name])
-        elif not name.startswith(("pooler", "classifier")):
+        else:
             assert torch.equal(tensor, tensors[f"model.{name}"])
 
 
@@ -437,7 +440,10 @@ def test_wrapping_shares_the_weights():
     cfg = SkiplessConfig(**SIZE).to_model_config()
     model = CausalLM(cfg)
     wrapped = wrap(model)
-    assert wrapped.model is model
+    assert all(one is other for one, other in zip(wrapped.parameters(), model.parameters(), strict=True))
+    again = unwrap(wrapped)
+    assert type(again) is type(model)
+    assert all(one is other for one, other in zip(again.parameters(), model.parameters(), strict=True))
     assert wrapped.training
     assert not any(parameter.is_meta for parameter in wrapped.parameters())
     assert type(wrap(MaskedLM(cfg))) is SkiplessForMaskedLM

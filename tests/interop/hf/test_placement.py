@@ -1,0 +1,116 @@
+"""Models whose weights are elsewhere: offloaded, sharded over files, quantised. The numbers are the plain ones."""
+
+import warnings
+
+import pytest
+import torch
+from accelerate import cpu_offload, disk_offload, dispatch_model, infer_auto_device_map
+from torch import nn
+from transformers import AutoModelForCausalLM, AutoModelForMaskedLM
+
+from skipless.interop.hf import SkiplessForCausalLM, SkiplessForMaskedLM, SkiplessForSequenceClassification
+from tests.interop.hf.small import V, make
+
+KINDS = [SkiplessForCausalLM, SkiplessForMaskedLM, SkiplessForSequenceClassification]
+
+
+def outputs(model, ids):
+    with torch.no_grad():
+        return model(ids).logits
+
+
+def same(found, expected):
+    torch.testing.assert_close(found, expected, rtol=0, atol=1e-6)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("kind", KINDS)
+@pytest.mark.parametrize("block", ["pre-ln", "sas", "sas-p"])
+def test_everything_offloaded(block, kind, tied, tmp_path):
+    ids = torch.randint(V, (2, 9))
+    for move in (lambda model: disk_offload(model, tmp_path, execution_device="cpu"), cpu_offload):
+        model = make(block, kind, dtype=torch.float32, tie_embeddings=tied)
+        expected = outputs(model, ids)
+        move(model)
+        assert all(parameter.is_meta for parameter in model.parameters())
+        same(outputs(model, ids), expected)
+        if kind is SkiplessForCausalLM:
+            how = {"max_new_tokens": 6, "do_sample": False, "pad_token_id": 0}
+            plain = make(block, kind, dtype=torch.float32, tie_embeddings=tied)
+            assert model.generate(ids, **how).shape == plain.generate(ids, **how).shape
+            assert model(ids, labels=ids).loss.isfinite()
+
+
+@pytest.mark.parametrize("tied", [True, False])
+@pytest.mark.parametrize("far", ["model.embedding", "lm_head", "model.blocks.0", "model.norm"])
+def test_a_part_on_disk(far, tied, tmp_path):
+    """By `device_map`, from a checkpoint in several files."""
+    model = make("sas-p", dtype=torch.float32, tie_embeddings=tied)
+    ids = torch.randint(V, (2, 9))
+    expected = outputs(model, ids)
+    model.save_pretrained(tmp_path / "saved", max_shard_size="10kB")
+    assert len(list((tmp_path / "saved").glob("*.safetensors"))) > 1
+    same(outputs(AutoModelForCausalLM.from_pretrained(tmp_path / "saved"), ids), expected)
+    places = {name: "cpu" for name, _ in model.model.named_children() if name != "blocks"}
+    device_map = {f"model.{name}": place for name, place in places.items()}
+    device_map |= {"model.blocks.0": "cpu", "model.blocks.1": "cpu", "lm_head": "cpu"}
+    device_map[far] = "disk"
+    if tied and far in ("model.embedding", "lm_head"):  # one matrix is in one place
+        device_map["model.embedding"] = device_map["lm_head"] = "disk"
+    opened = AutoModelForCausalLM.from_pretrained(
+        tmp_path / "saved", device_map=device_map, offload_folder=tmp_path / "disk"
+    )
+    same(outputs(opened, ids), expected)
+    labels = ids.clone()
+    plain = make("sas-p", dtype=torch.float32, tie_embeddings=tied)
+    plain.load_state_dict(model.state_dict())
+    with torch.no_grad():
+        same(opened.train()(ids, labels=labels).loss, plain.train()(ids, labels=labels).loss)
+
+
+def test_a_map_made_for_little_memory(tmp_path):
+    model = make("sas", dtype=torch.float32)
+    ids = torch.randint(V, (2, 9))
+    expected = outputs(model, ids)
+    sizes = infer_auto_device_map(
+        model, max_memory={"cpu": 40_000, "disk": 10**9}, no_split_module_classes=list(model._no_split_modules)
+    )
+    assert {"cpu", "disk"} == set(sizes.values())
+    same(outputs(dispatch_model(model, sizes, main_device="cpu", offload_dir=tmp_path), ids), expected)
+
+
+def test_matrices_of_an_offloaded_model(tmp_path):
+    model = make("sas", dtype=torch.float32)
+    ids = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        expected = model(ids, output_attentions=True).attentions
+        disk_offload(model, tmp_path, execution_device="cpu")
+        for one, other in zip(model(ids, output_attentions=True).attentions, expected, strict=True):
+            same(one, other)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_quantised(tied):
+    """PyTorch's dynamic quantisation replaces linear layers, the head among them."""
+    model = make("sas-p", dtype=torch.float32, tie_embeddings=tied)
+    ids = torch.randint(V, (2, 9))
+    expected = outputs(model, ids)
+    with warnings.catch_warnings():
+        warnings.simplefilter("ignore")
+        small = torch.ao.quantization.quantize_dynamic(model, {nn.Linear}, dtype=torch.qint8)
+    found = outputs(small, ids)
+    assert type(small.lm_head) is not nn.Linear
+    assert 0 < (found - expected).abs().max() < 0.2 * expected.abs().max()
+
+
+def test_half_precision_from_a_file(tmp_path):
+    model = make("sas", SkiplessForMaskedLM, dtype=torch.float32)
+    ids = torch.randint(V, (2, 9))
+    expected = outputs(model, ids)
+    model.save_pretrained(tmp_path)
+    half = AutoModelForMaskedLM.from_pretrained(tmp_path, dtype=torch.bfloat16)
+    assert {parameter.dtype for parameter in half.parameters()} == {torch.bfloat16}
+    assert (outputs(half, ids) - expected).abs().max() < 0.1 * expected.abs().max()
+    loss = half.train()(ids, labels=ids).loss
+    assert loss.dtype == torch.float32
+    loss.backward()
