@@ -13,7 +13,7 @@ It is what GLUE's fine-tuning does (`ClassifierFit`, `Update`), with one task, w
 import json
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from contextlib import closing, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -26,10 +26,11 @@ from skipless.config.classifier import ClassifierConfig
 from skipless.config.reading import read_json
 from skipless.config.run import FinetuneConfig
 from skipless.data.labelled import Examples, TaskData
+from skipless.data.own_task import Kind, read_own_task
 from skipless.distributed.devices import pick_device
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
-from skipless.runs import CLASSIFIER, Run, is_classifier, load
+from skipless.runs import CLASSIFIER, Run, find_run, is_classifier, load
 from skipless.storage.checkpoints import Checkpoints
 from skipless.storage.files import make_folder, remove_folder, sweep, write_json, write_text
 from skipless.storage.journal import Journal
@@ -48,6 +49,33 @@ SAVE_SECONDS = 60.0
 """Between checkpoints inside an epoch; at its end there is one in any case."""
 
 WRITTEN = (CLASSIFIER, "tokenizer.json", "metrics.jsonl", "test.jsonl", "checkpoints", ".saved")
+
+
+def finetune_rows(
+    run: Run | Path | str,
+    train: str,
+    valid: str,
+    folder: Path | str,
+    *,
+    test: str | None = None,
+    text: str = "text",
+    text_pair: str | None = None,
+    label: str = "label",
+    kind: Kind | None = None,
+    labels: Sequence[str] | None = None,
+    cfg: FinetuneConfig | None = None,
+    fresh: bool = False,
+    **how: Any,
+) -> dict[str, Any]:
+    """Fine-tune a run on rows of files (see `skipless.data.tables`) and keep the classifier in a folder.
+
+    `how` are the other fields of `OwnFinetuning`: seed, checkpoint, device, observer.
+    """
+    columns = [text] if text_pair is None else [text, text_pair]
+    name = Path(folder).name
+    data = read_own_task(name, train, valid, test, texts=columns, label=label, kind=kind, labels=labels)
+    source = run if isinstance(run, Run) else find_run(run)
+    return OwnFinetuning(source, data, Path(folder), cfg or FinetuneConfig(), **how).train(fresh=fresh)
 
 
 @dataclass

@@ -175,8 +175,14 @@ def test_the_scores_are_the_same_wherever_it_is_opened(to, kind, mood, decoder, 
         found = scores_of(predict(opened, asked))
     np.testing.assert_allclose(found, expected, atol=1e-5)
     if to == "hf":
+        from skipless.interop.hf.wrapping import unwrap
+
         transformers = pytest.importorskip("transformers")
         pipe = transformers.pipeline("text-classification", model=str(tmp_path / "out"), top_k=None, truncation=True)
+        back = unwrap(pipe.model)
+        assert (back.labels, back.causal) == (CLASSES, kind == "decoder")
+        back.tokenizer = model.tokenizer
+        np.testing.assert_allclose(scores_of(predict(back, asked)), expected, atol=1e-5)
         for batch_size in (1, 4):
             answers = pipe([text for (text,) in asked], batch_size=batch_size)
             scores = [[{one["label"]: one["score"] for one in row}[name] for name in CLASSES] for row in answers]

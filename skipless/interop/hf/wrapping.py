@@ -74,6 +74,9 @@ def unwrap(wrapped: SkiplessPreTrainedModel) -> Any:
         model.head = _head(wrapped)
     else:
         model.pooler, model.classifier = wrapped.pooler, wrapped.classifier
+        if model.num_labels > 1:
+            names: Any = wrapped.config.id2label
+            model.labels = tuple(names[number] for number in range(model.num_labels))
     return model.train(wrapped.training)
 
 
