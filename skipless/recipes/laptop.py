@@ -37,7 +37,8 @@ def demo(block: str = "sas-p") -> RunConfig:
 def smoke(block: str = "sas-p") -> RunConfig:
     """Seconds: shows that everything runs, learns next to nothing."""
     changes = {"model.n_layer": 2, "model.d_model": 32, "train.steps": 20, "train.eval_every": 10, "train.eval_rows": 8}
-    return laptop(block).override({**changes, "data.max_bytes": 2_000_000, "data.vocab_size": 512})
+    more = {"train.warmup": None, "data.max_bytes": 2_000_000, "data.vocab_size": 512}
+    return laptop(block).override({**changes, **more})
 
 
 def study(block: str = "sas-p") -> RunConfig:
