@@ -33,6 +33,7 @@ from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transforme
 from skipless.storage.checkpoints import Checkpoint, Checkpoints
 from skipless.storage.files import leftovers, sweep
 from skipless.storage.json_files import are_numbers, read_json_lines
+from skipless.storage.provenance import missing_plugins
 from skipless.storage.save_group import SaveGroup
 
 MODELS: dict[str, type[CausalLM] | type[MaskedLM]] = {"causal": CausalLM, "masked": MaskedLM}
@@ -117,10 +118,11 @@ class Run:
 
     def config(self) -> RunConfig:
         """The configuration it runs with."""
+        info = self.info()
         try:
-            return RunConfig.model_validate(self.info().get("config"))
+            return RunConfig.model_validate(info.get("config"))
         except ValidationError as error:
-            raise UserError(f"{str(self.config_file)!r}: {explain(error)}") from None
+            raise UserError(f"{str(self.config_file)!r}: {explain(error)}{missing_plugins(info)}") from None
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Its measurements; a last line that is still being written is left out, as is what is no measurement."""
@@ -309,7 +311,7 @@ def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
     try:
         cfg = ModelConfig.model_validate({key: info[key] for key in ModelConfig.model_fields if key in info})
     except ValidationError as error:
-        raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}") from None
+        raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}{missing_plugins(info)}") from None
     names = info.get("id2label")
     labels = len(names) if isinstance(names, dict) and names else 2  # transformers does not write down two
     files = sorted(folder.glob("*.safetensors"))

@@ -12,6 +12,7 @@ from skipless.cli.options import (
     CheckpointOption,
     DeviceOption,
     JsonOption,
+    PluginOption,
     RunArgument,
     RunsOption,
     SeedsOption,
@@ -41,6 +42,7 @@ def finetune(
     runs: RunsOption = Path("runs"),
     device: DeviceOption = "auto",
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away earlier results and begin again.")] = False,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a pre-trained encoder on GLUE with the paper's protocol, the same for every task.

@@ -16,6 +16,7 @@ from skipless.cli.options import (
     JsonOption,
     LayersOption,
     PlotOption,
+    PluginOption,
     SeedOption,
     SeqLenOption,
     SetOption,
@@ -65,6 +66,7 @@ def inspect(
         int | None, typer.Option(help="Sequences that a device has in memory at a time, for the plan.", min=1)
     ] = None,
     plot: PlotOption = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what blocks cost and whether their signal is healthy: parameters, FLOPs, memory, layer by layer.

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipless.cli.app import app
-from skipless.cli.options import JsonOption, PlotOption, RunsOption, ScaleOption
+from skipless.cli.options import JsonOption, PlotOption, PluginOption, RunsOption, ScaleOption
 from skipless.errors import UserError
 
 if TYPE_CHECKING:
@@ -38,6 +38,7 @@ def report(
     samples: Annotated[bool, typer.Option("--samples", help="Show the last sample of each run.")] = False,
     scale: ScaleOption = "laptop",
     runs: RunsOption = Path("runs"),
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set runs side by side, or show what experiments found: tables, plots, samples, and all of it as a page.

@@ -18,6 +18,7 @@ from skipless.cli.options import (
     JsonOption,
     MinutesOption,
     OutputOption,
+    PluginOption,
     RunsOption,
     ScaleOption,
     SeedsOption,
@@ -53,6 +54,7 @@ def reproduce(
     list_only: Annotated[
         bool, typer.Option("--list", help="Show the experiments, what they cost, and what the paper found.")
     ] = False,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the paper's experiments, or what is missing of them, and judge its claims.

@@ -20,6 +20,7 @@ from skipless.cli.options import (
     JsonOption,
     LayersOption,
     MinutesOption,
+    PluginOption,
     RecipeOption,
     RunsOption,
     SeqLenOption,
@@ -77,6 +78,7 @@ def train(
         bool, typer.Option("--dry-run", help="Show sizes, memory and time; train one step; keep nothing.")
     ] = False,
     cache_dir: CacheOption = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model. With no argument: `sas-p` on the Python standard library's source, in minutes.

@@ -20,6 +20,7 @@ from torch import Tensor, nn
 from skipless.config.model import ModelConfig
 from skipless.nn.layers import Gain, WithGains, scaled, weighted_sum
 from skipless.nn.masks import Mask, MaskLike, safe_softmax
+from skipless.nn.own_parts import own_part
 
 
 def attention_matrix(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
@@ -99,10 +100,27 @@ class Shaped(VSkipInit):
 MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit, "shaped": Shaped}
 
 
+def make_mixing(cfg: ModelConfig) -> nn.Module:
+    """The mixing matrix of an attention."""
+    name = cfg.block.mixing
+    return MIXINGS[name](cfg) if isinstance(name, str) and name in MIXINGS else own_part("mixing", name, cfg)
+
+
+def gains_of(mixing: object) -> tuple[str, ...]:
+    """Which of the block's α, β and γ a class of mixing matrices has."""
+    if not isinstance(mixing, type):
+        return ()
+    return ("alpha", "beta", "gamma")[: 3 if issubclass(mixing, Shaped) else 2 if issubclass(mixing, VSkipInit) else 0]
+
+
+def _has_explicit(module: nn.Module) -> bool:
+    return str(getattr(module, "own_part", "")).startswith("mixing ") and hasattr(module, "explicit")
+
+
 @contextmanager
 def explicit_form(model: nn.Module) -> Iterator[None]:
-    """Within this context every attention of the model builds its matrix."""
-    found = [module for module in model.modules() if isinstance(module, Softmax)]
+    """Within this context every attention of the model builds its matrix, where its mixing has an explicit form."""
+    found = [module for module in model.modules() if isinstance(module, Softmax) or _has_explicit(module)]
     mixings = [mixing for mixing in found if vars(mixing).get("forward") != mixing.explicit]  # not in an outer context
     for mixing in mixings:
         mixing.forward = mixing.explicit

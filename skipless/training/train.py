@@ -18,7 +18,7 @@ from skipless.runs import Run
 from skipless.storage.checkpoints import Checkpoint, Checkpoints
 from skipless.storage.files import BROKEN, folder_lost, make_folder, write_json
 from skipless.storage.lock import FolderLock
-from skipless.storage.provenance import machine, versions
+from skipless.storage.provenance import machine, plugins_of, versions
 from skipless.storage.saver import BackgroundSaver, GatherOnlySaver
 from skipless.training.loop import TrainingLoop
 from skipless.training.observer import Observer, StopOnClosedPipe
@@ -177,6 +177,7 @@ def _write_config(run: Run, cfg: RunConfig, corpus: Corpus) -> None:
             "versions": versions(),
             "machine": machine(),
             "data": {"fingerprint": corpus.fingerprint, "train_tokens": corpus.train.n_tokens},
+            **plugins_of(cfg),
         },
     )
 
