@@ -27,7 +27,7 @@ class _CountingMask:
         return v
 
 
-def own_flops(module: nn.Module, cfg: ModelConfig, length: int) -> float:
+def own_flops(module: Any, cfg: ModelConfig, length: int) -> float:
     """Floating-point operations of the matrix products of a part for a token in a sequence of `length`.
 
     Attention counts as 4·T·d each time that the part asks its mask for it, as everywhere.

@@ -94,8 +94,8 @@ class BlockConfig(Config):
     layout: Literal["sequential", "parallel"] = Field("sequential", description="Equation 1 or equation 7.")
     norm: Norm = Field(
         "rmsnorm",
-        description="Norm inside the block: rmsnorm, layernorm, none, or rms-plus-eps, which divides by rms + eps, as the "
-        "authors' code does.",
+        description="Norm inside the block: rmsnorm, layernorm, none, or rms-plus-eps, which divides by rms + eps, as "
+        "the authors' code does.",
     )
     norm_position: Literal["pre", "post"] = Field("pre", description="Norm on the branch, or after the sum.")
     norm_eps: float = Field(1e-8, gt=0, description="Epsilon of every norm.")

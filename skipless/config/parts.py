@@ -6,7 +6,7 @@ as `{name: dyt, alpha: 0.5}`. So the configuration of a run names every part and
 """
 
 from collections.abc import Callable, Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import partial
 from pathlib import Path
 from typing import Annotated, Any, Literal
@@ -14,7 +14,7 @@ from typing import Annotated, Any, Literal
 from pydantic import BeforeValidator, Field, SerializeAsAny, ValidationError, create_model
 
 from skipless.config.base import Config, Text
-from skipless.errors import UserError, did_you_mean
+from skipless.errors import UserError, did_you_mean, unknown
 
 
 class Settings(Config):
@@ -105,15 +105,13 @@ def find_part(kind: str, value: PartValue) -> Part:
 def register(part: Part) -> None:
     """Add a part. A plugin may define its own again, as a cell of a notebook does; not one of ours or another's."""
     if part.kind not in PARTS:
-        raise UserError(
-            f"unknown kind of part {part.kind!r}; known: {', '.join(KINDS)}{did_you_mean(part.kind, KINDS)}"
-        )
+        raise unknown("kind of part", part.kind, KINDS)
     check_name(part.name, part.title)
     there = PARTS[part.kind].get(part.name)
     if there is not None and not _same_origin(there.plugin, part.plugin):
         raise taken(part.title, there.plugin, part.plugin)
     named = None if part.settings is None else _with_name(part.settings, part.name)
-    PARTS[part.kind][part.name] = Part(**{**vars(part), "settings": named})
+    PARTS[part.kind][part.name] = replace(part, settings=named)
 
 
 def taken(title: str, first: Plugin | None, second: Plugin | None) -> UserError:
@@ -150,7 +148,7 @@ def resolve(kind: str, value: Any) -> PartValue:
     else:
         name, changes = given, {}
     if not isinstance(name, str):
-        raise ValueError(f"{given!r} is not one of {', '.join(PARTS[kind])}")
+        raise ValueError(f"{given!r} is not one of {', '.join(PARTS[kind])}")  # noqa: TRY004  pydantic's own
     part = find_part(kind, name)
     if part.settings is None:
         if changes:

@@ -14,6 +14,7 @@ Shapes: B batch, H heads, T tokens, D width of a head.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
@@ -100,7 +101,7 @@ class Shaped(VSkipInit):
 MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit, "shaped": Shaped}
 
 
-def make_mixing(cfg: ModelConfig) -> nn.Module:
+def make_mixing(cfg: ModelConfig) -> Any:
     """The mixing matrix of an attention."""
     name = cfg.block.mixing
     return MIXINGS[name](cfg) if isinstance(name, str) and name in MIXINGS else own_part("mixing", name, cfg)
@@ -120,7 +121,7 @@ def _has_explicit(module: nn.Module) -> bool:
 @contextmanager
 def explicit_form(model: nn.Module) -> Iterator[None]:
     """Within this context every attention of the model builds its matrix, where its mixing has an explicit form."""
-    found = [module for module in model.modules() if isinstance(module, Softmax) or _has_explicit(module)]
+    found: list[Any] = [one for one in model.modules() if isinstance(one, Softmax) or _has_explicit(one)]
     mixings = [mixing for mixing in found if vars(mixing).get("forward") != mixing.explicit]  # not in an outer context
     for mixing in mixings:
         mixing.forward = mixing.explicit

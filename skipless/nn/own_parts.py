@@ -39,7 +39,7 @@ def own_part(kind: str, value: PartValue, *given: Any) -> Any:
         _tried.add(key)
     made = _make(part, arguments)
     if isinstance(made, nn.Module):  # for `init_weights`, and for costs
-        made.own_part, made.made_of = part.title, given[0]
+        vars(made).update(own_part=part.title, made_of=given[0])
     return made
 
 
