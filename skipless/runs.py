@@ -25,6 +25,7 @@ from torch import Tensor
 
 from skipless.config.explain import explain
 from skipless.config.model import ModelConfig
+from skipless.config.plugins import missing_plugins
 from skipless.config.reading import check_regular, read_json
 from skipless.config.run import RunConfig
 from skipless.data import Tokenizer
@@ -33,7 +34,6 @@ from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transforme
 from skipless.storage.checkpoints import Checkpoint, Checkpoints
 from skipless.storage.files import leftovers, sweep
 from skipless.storage.json_files import are_numbers, read_json_lines
-from skipless.storage.provenance import missing_plugins
 from skipless.storage.save_group import SaveGroup
 
 MODELS: dict[str, type[CausalLM] | type[MaskedLM]] = {"causal": CausalLM, "masked": MaskedLM}

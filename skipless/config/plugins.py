@@ -1,5 +1,6 @@
 """Modules and files that add parts: loaded by name, by path, or because an installed package says that it has some."""
 
+import hashlib
 import importlib
 import importlib.util
 import sys
@@ -11,8 +12,9 @@ from pathlib import Path
 from types import ModuleType
 from typing import Any
 
-from skipless.config import block as blocks
-from skipless.config.parts import PARTS, Plugin
+from skipless.config.base import Config
+from skipless.config.block import BLOCKS
+from skipless.config.parts import PARTS, Part, Plugin, parts_in
 from skipless.errors import UserError, first_line, user_path
 
 GROUP = "skipless.parts"
@@ -71,6 +73,44 @@ def origin(depth: int = 2) -> Plugin:
     return Plugin(str(asks.get("__name__", "__main__")), Path(file).resolve() if file else None)
 
 
+def plugins_of(config: Config) -> dict[str, Any]:
+    """`plugins`: those that brought parts of a configuration, their files and what these held; nothing if none did."""
+    brought: dict[Plugin, list[Part]] = {}
+    for part in parts_in(config):
+        if part.plugin is not None:
+            brought.setdefault(part.plugin, []).append(part)
+    found = [
+        {
+            "name": plugin.name,
+            "file": None if plugin.file is None else str(plugin.file),
+            "sha256": _hash(plugin.file),
+            "parts": [part.title for part in parts],
+        }
+        for plugin, parts in brought.items()
+    ]
+    return {"plugins": found} if found else {}
+
+
+def _hash(file: Path | None) -> str | None:
+    return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None
+
+
+def missing_plugins(info: dict[str, Any]) -> str:
+    """What to say where the configuration of something that was made with plugins cannot be read."""
+    listed = info.get("plugins")
+    named = [one for one in listed if isinstance(one, dict)] if isinstance(listed, list) else []
+    missing = [one for one in named if not all(_is_known(title) for title in one.get("parts") or [])]
+    if not missing:
+        return ""
+    names = " and ".join(f"{one.get('name')!r}" for one in missing)
+    give = " ".join(f"--plugin {one.get('file') or one.get('name')}" for one in missing)
+    return f"; it was made with the plugin {names}: give {give}, or import it first"
+
+
+def _is_known(title: Any) -> bool:
+    return any(part.title == title for parts in PARTS.values() for part in parts.values())
+
+
 def _file(given: str) -> Path | None:
     """The file that is meant, if it is one: a path, or the name of a module that lies in this folder."""
     path = user_path(given)
@@ -112,7 +152,7 @@ def _run(name: str, file: Path) -> ModuleType:
 @contextmanager
 def _loading_from(plugin: Plugin) -> Iterator[None]:
     before = {kind: dict(parts) for kind, parts in PARTS.items()}
-    presets = dict(blocks.BLOCKS)
+    presets = dict(BLOCKS)
     _loading.append(plugin)
     try:
         yield
@@ -120,8 +160,8 @@ def _loading_from(plugin: Plugin) -> Iterator[None]:
         for kind, parts in before.items():
             PARTS[kind].clear()
             PARTS[kind].update(parts)
-        blocks.BLOCKS.clear()
-        blocks.BLOCKS.update(presets)
+        BLOCKS.clear()
+        BLOCKS.update(presets)
         raise
     finally:
         _loading.pop()

@@ -22,7 +22,7 @@ from safetensors.torch import save_file
 
 from skipless.config.reading import read_bytes
 from skipless.errors import MissingExtra, UserError, unknown, user_path
-from skipless.interop.export_folder import Model, write_config, write_tokenizer
+from skipless.interop.export_folder import Model, plugins_needed, write_config, write_tokenizer
 from skipless.interop.model_card import model_card
 from skipless.interop.onnx import to_onnx
 from skipless.runs import choose_checkpoint, find_run, is_export, load, load_checkpoint
@@ -133,6 +133,8 @@ def _to_hf(model: Model, folder: Path) -> None:
 
     wrapped = wrap(model)
     wrapped.config.auto_map = AUTO_MAP  # and with it the models' source
+    for name, value in plugins_needed(model).items():
+        setattr(wrapped.config, name, value)
     with _without_bars():
         wrapped.save_pretrained(folder)
         if model.tokenizer is not None:

@@ -7,6 +7,7 @@ from typing import Any
 
 from torch import nn
 
+from skipless.config.plugins import plugins_of
 from skipless.data import Tokenizer
 from skipless.nn.kernels import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
@@ -29,8 +30,14 @@ def write_config(model: Model, folder: Path) -> None:
     }
     if isinstance(model, SequenceClassifier):
         content["id2label"] = {str(label): f"LABEL_{label}" for label in range(model.num_labels)}
-    content |= model.config.model_dump(mode="json")
+    content |= model.config.model_dump(mode="json") | plugins_needed(model)
     (folder / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+
+
+def plugins_needed(model: Model) -> dict[str, Any]:
+    """`plugins`: what an export has to be opened with, without the paths of this machine; nothing if nothing is."""
+    found = plugins_of(model.config).get("plugins", [])
+    return {"plugins": [{**one, "file": None} for one in found]} if found else {}
 
 
 def write_tokenizer(tokenizer: Tokenizer | None, folder: Path) -> None:

@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, NonNegativeInt
 
 from skipless.config.base import differences
+from skipless.config.plugins import plugins_of
 from skipless.config.run import RunConfig
 from skipless.data import Corpus, prepare
 from skipless.distributed import devices
@@ -18,7 +19,7 @@ from skipless.runs import Run
 from skipless.storage.checkpoints import Checkpoint, Checkpoints
 from skipless.storage.files import BROKEN, folder_lost, make_folder, write_json
 from skipless.storage.lock import FolderLock
-from skipless.storage.provenance import machine, plugins_of, versions
+from skipless.storage.provenance import machine, versions
 from skipless.storage.saver import BackgroundSaver, GatherOnlySaver
 from skipless.training.loop import TrainingLoop
 from skipless.training.observer import Observer, StopOnClosedPipe
