@@ -12,6 +12,7 @@ from skipless.cli import (  # noqa: I001
     report,
     export,
     reproduce,
+    compare,
     sweep,
     data,
     inspect,
@@ -22,6 +23,7 @@ from skipless.cli.app import app, main, run
 __all__ = [
     "app",
     "bench",
+    "compare",
     "data",
     "evaluate",
     "export",

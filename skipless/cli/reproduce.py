@@ -147,7 +147,7 @@ def _reproduce(
     plotting.pyplot()  # what draws the plots should be missing now rather than in an hour
     if folders.glue_dir:
         check_glue(folders.glue_dir, experiments, scale)  # the same for a file of GLUE
-    left, failed = _train_missing(experiments, scale, seeds, jobs, folders, deadline, as_json=as_json)
+    left, failed = train_missing(experiments, scale, seeds, jobs, folders, deadline, as_json=as_json)
     # what is published is what is judged
     index = RunIndex(folders.archive, folders.runs) if folders.archive else RunIndex(folders.runs)
     findings = [judge(one, scale, seeds, index, f"skipless reproduce {one.id} {again}") for one in experiments]
@@ -164,7 +164,7 @@ def _reproduce(
         raise typer.Exit(STOPPED)
 
 
-def _train_missing(
+def train_missing(
     experiments: Any, scale: Any, seeds: int, jobs: int, folders: Folders, deadline: float | None, *, as_json: bool
 ) -> tuple[list[str], dict[str, str]]:
     """Train, and fine-tune, what the experiments need; the names of what is left, and why some of it failed."""

@@ -67,7 +67,7 @@ def with_others(findings: Sequence[Finding], runs: Sequence[Run]) -> list[Findin
     return [*findings, *([side_by_side(others)] if others else [])]
 
 
-def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path) -> Path:
+def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path, title: str = TITLE) -> Path:
     """Write the page of findings and of the runs that are behind none of them, and return its path."""
     check_page(path)
     everything = with_others(findings, runs)
@@ -77,7 +77,7 @@ def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path) -> 
         _environment()
         .get_template("page.html.j2")
         .render(
-            title=TITLE if findings else "Runs side by side",
+            title=title if findings else "Runs side by side",
             subtitle=_subtitle(findings, everything),
             version=version("skipless"),
             tally=tally(findings),
