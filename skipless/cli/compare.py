@@ -99,7 +99,7 @@ def compare(
     output.mkdir(parents=True, exist_ok=True)
     page = output / "comparison.html"
     save_plots(finding, files_folder(page, finding))
-    write_page([finding], [], page, title=f"{asked.reference} and {', '.join(asked.others)}")
+    write_page([finding], [], page, f"{asked.reference} and {', '.join(asked.others)}", open_plots=len(finding.plots))
     content = {"finding": finding_dict(finding), "rates": asked.rates(), "failed": failed, "left": left}
     write_json(output / "comparison.json", content)
     if as_json:

@@ -49,6 +49,9 @@ def reproduce(
         ),
     ] = None,
     glue_dir: Annotated[str | None, GLUE_DIR] = None,
+    block: Annotated[
+        list[str] | None, typer.Option("--block", "-b", help="One more block, wherever pre-ln is; several times.")
+    ] = None,
     settings: SetOption = None,
     cache_dir: CacheOption = None,
     list_only: Annotated[
@@ -69,6 +72,8 @@ def reproduce(
     - `skipless reproduce --list`
 
     - `skipless reproduce fig5 --seeds 3 --jobs 2`
+
+    - `skipless reproduce fig5 --block pre-ln-dyt --plugin examples/dynamic_tanh.py`
 
     - `skipless reproduce languini --corpus 'books=jsonl:books.jsonl' --minutes 60`
 
@@ -91,9 +96,11 @@ def reproduce(
         return
     given = [*(("--rates", str(rates)) if rates else ())]
     given += [word for setting in settings or [] for word in ("--set", setting)]
+    given += [word for name in block or [] for word in ("--block", name)]
+    given += [word for name in plugin or [] for word in ("--plugin", name)]
     again = shlex.join(["--scale", scale, "--seeds", str(seeds), *given])
     folders = Folders(runs, archive, output, cache_dir, glue_dir)
-    _reproduce(ids or [], where, seeds, minutes, jobs, folders, again, as_json=as_json)
+    _reproduce(ids or [], where, seeds, minutes, jobs, folders, again, block or [], as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -126,11 +133,13 @@ def _reproduce(
     jobs: int,
     folders: Folders,
     again: str,
+    blocks: list[str],
     *,
     as_json: bool,
 ) -> None:
     """Train what is missing, judge, and write the page."""
     from skipless.analysis import plotting
+    from skipless.experiments.beside import beside
     from skipless.experiments.experiment import judge
     from skipless.experiments.jobs import check_glue, choose
     from skipless.experiments.report.findings import as_dict
@@ -140,7 +149,7 @@ def _reproduce(
     from skipless.terminal.experiments import show_findings, show_left
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    experiments, notes = choose(ids), read_notes(folders.output)
+    experiments, notes = beside(choose(ids), blocks, scale), read_notes(folders.output)
     for folder in (folders.output, folders.runs, folders.archive):
         if folder is not None:
             check_folder(folder)

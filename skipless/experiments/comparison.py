@@ -112,11 +112,16 @@ class Comparison:
             ),
         ]
 
+    def trained(self, evidence: Evidence) -> Configs:
+        """The configurations as they were trained, with the vocabulary that the tokeniser really has."""
+        found = {block: [one.config for one in of.values()] for block, of in evidence.histories.items()}
+        return {block: found[block][0] if found.get(block) else cfg for block, cfg in self.configs().items()}
+
     # -------------------------------------------------------------------------------- plots
 
     def plots(self, evidence: Evidence) -> list[Plot]:
         """Losses, costs, the signal at initialisation, outliers."""
-        configs = self.configs()
+        configs = self.trained(evidence)
         train = {"measure": "loss", "label": "training loss (nats per token)"}
         return [
             loss_plot(evidence, "loss", "Held-out loss"),
@@ -151,7 +156,7 @@ class Comparison:
             plots=tuple(plot for plot in self.plots(evidence) if plot.series),
             runs=evidence.runs(),
             note=self.note(),
-            answer=self.answer(verdicts),
+            answer=self.answer(verdicts, self.trained(evidence)),
             own=True,
             warnings=different_data(evidence.runs()),
         )
@@ -165,9 +170,8 @@ class Comparison:
         """Each block as a flow drawing."""
         return {block: draw(cfg.model.block) for block, cfg in self.configs().items()}
 
-    def answer(self, verdicts: Sequence[Verdict]) -> str:
+    def answer(self, verdicts: Sequence[Verdict], configs: Configs) -> str:
         """The verdict on each block in a sentence."""
-        configs = self.configs()
         sizes = {block: sum(count_parameters(cfg.model).values()) for block, cfg in configs.items()}
         per_step = [verdict for verdict in verdicts if verdict.claim.endswith("per step")]
         sentences = [

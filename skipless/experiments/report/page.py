@@ -67,7 +67,9 @@ def with_others(findings: Sequence[Finding], runs: Sequence[Run]) -> list[Findin
     return [*findings, *([side_by_side(others)] if others else [])]
 
 
-def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path, title: str = TITLE) -> Path:
+def write_page(
+    findings: Sequence[Finding], runs: Sequence[Run], path: Path, title: str = TITLE, open_plots: int = OPEN_PLOTS
+) -> Path:
     """Write the page of findings and of the runs that are behind none of them, and return its path."""
     check_page(path)
     everything = with_others(findings, runs)
@@ -84,7 +86,7 @@ def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path, tit
             looks=LOOKS,
             run_columns=RUN_COLUMNS,
             sections=[make_section(finding, path, drawn) for finding in everything],
-            open_plots=OPEN_PLOTS,
+            open_plots=open_plots,
             plots=drawn,
             style=Markup(style),
             script=Markup(script),
