@@ -17,6 +17,7 @@ from skipless.cli import (  # noqa: I001
     data,
     inspect,
     bench,
+    new_part,
 )
 from skipless.cli.app import app, main, run
 
@@ -31,6 +32,7 @@ __all__ = [
     "generate",
     "inspect",
     "main",
+    "new_part",
     "report",
     "reproduce",
     "run",

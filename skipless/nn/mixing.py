@@ -51,6 +51,10 @@ class Softmax(WithGains):
         """The matrix, (B, H, T, T); or the rows of it that belong to (B, H, t, D) queries over S keys."""
         return attention_matrix(q, k, mask)
 
+    def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
+        """What the matrix is the sum of, by name, for plots; broadcasts to (B, H, T, T)."""
+        return {"A": attention_matrix(q, k, mask)}
+
     def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
         """The same as `forward`, by the matrix."""
         assert isinstance(mask, Mask)  # a cache has no matrix: it knows the newest rows only
@@ -79,6 +83,11 @@ class VSkipInit(Softmax):
         eye = mask.identity(q, q.shape[-2], k.shape[-2])
         return weighted_sum((self.alpha, eye), (self.beta, attention_matrix(q, k, mask)))
 
+    def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
+        eye = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
+        found = {"αI": (self.alpha, eye), "βA": (self.beta, attention_matrix(q, k, mask))}
+        return {name: scaled(gain, term) for name, (gain, term) in found.items() if gain is not None}
+
 
 class Shaped(VSkipInit):
     """Equation 5: α·I + β·A − γ·C. With W^Q = 0, A = C, and with β = γ only the identity is left."""
@@ -96,6 +105,10 @@ class Shaped(VSkipInit):
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:
         mixed = super().matrix(q, k, mask)
         return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.centring(q, q.shape[-2], k.shape[-2]))
+
+    def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
+        found = super().terms(q, k, mask)
+        return found if self.gamma is None else found | {"−γC": -scaled(self.gamma, mask.centring(q, q.shape[-2]))}
 
 
 MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit, "shaped": Shaped}
