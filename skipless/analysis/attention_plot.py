@@ -6,6 +6,7 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import IO, Any
 
+import numpy as np
 import torch
 from torch import Tensor
 
@@ -46,8 +47,10 @@ def plot_maps(maps: Maps, outliers: Outliers, path: Path | IO[bytes]) -> None:
 
 
 def _draw_matrices(figure: Any, maps: Maps, heads: int, panels: int) -> None:
-    from matplotlib.colors import LinearSegmentedColormap
+    from matplotlib.colors import FuncNorm, LinearSegmentedColormap
 
+    # weights of a long text are small: by their square roots, and with their signs, they are still seen
+    scale = FuncNorm((_signed_root, _signed_square), vmin=-1, vmax=1)
     colours = LinearSegmentedColormap.from_list("skipless", [NEGATIVE, "#ffffff", POSITIVE])
     colours.set_bad("none")
     axes = figure.subplots(len(maps.layers), heads, squeeze=False)
@@ -56,7 +59,7 @@ def _draw_matrices(figure: Any, maps: Maps, heads: int, panels: int) -> None:
         names = ["the matrix", *layer.terms] if layer.terms else ["the matrix"]
         for head, axis in enumerate(row):
             shown = [layer.matrix[head], *(term[head] for term in layer.terms.values())]
-            image = axis.imshow(_side_by_side(shown, panels), cmap=colours, vmin=-1, vmax=1, interpolation="nearest")
+            image = axis.imshow(_side_by_side(shown, panels), cmap=colours, norm=scale, interpolation="nearest")
             axis.set(xticks=[], yticks=[])
             for spine in axis.spines.values():
                 spine.set_visible(False)
@@ -65,9 +68,18 @@ def _draw_matrices(figure: Any, maps: Maps, heads: int, panels: int) -> None:
             if head == 0:
                 axis.set_ylabel(f"layer {layer.layer}", fontsize=8, color=INK)
     bar = figure.colorbar(image, ax=axes, shrink=min(1.0, 3 / len(maps.layers)), aspect=12)
+    bar.set_ticks([-1, -0.25, -0.05, 0, 0.05, 0.25, 1])
     bar.ax.tick_params(colors=INK, labelsize=7)
     bar.outline.set_visible(False)
     figure.suptitle("What each token (row) takes from which (column)", fontsize=10, color=INK)
+
+
+def _signed_root(x: Any) -> Any:
+    return np.sign(x) * np.sqrt(np.abs(x))
+
+
+def _signed_square(x: Any) -> Any:
+    return np.sign(x) * np.square(x)
 
 
 def _side_by_side(shown: Sequence[Tensor], panels: int) -> Tensor:
@@ -109,6 +121,7 @@ def _finish(axis: Any, title: str, below: str, *, legend: bool) -> None:
     axis.set_xlabel(below, fontsize=8, color=INK)
     axis.tick_params(colors=INK, labelsize=8)
     axis.grid(alpha=0.3)
+    axis.xaxis.get_major_locator().set_params(integer=True)
     for spine in axis.spines.values():
         spine.set_color(INK)
     if legend:

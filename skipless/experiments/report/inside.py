@@ -4,33 +4,19 @@ import base64
 import io
 import statistics
 from collections.abc import Iterator, Mapping, Sequence
-from dataclasses import dataclass
 
 from skipless.analysis.attention_maps import attention_maps
 from skipless.analysis.attention_plot import plot_maps
 from skipless.errors import UserError
-from skipless.experiments.outcome import Plot, Series
+from skipless.experiments.outcome import Picture, Plot, Series
 from skipless.experiments.report.axes import GAINS
 from skipless.runs import Run, load
 
 
-@dataclass(frozen=True)
-class Picture:
-    """A picture in the page, which holds it."""
-
-    title: str
-    source: str
-    """As a `data:` address."""
-
-
 def outliers_of(run: Run) -> dict[int, list[float]]:
     """Step → kurtosis of each layer, as it was recorded in training."""
-    found = {record["step"]: (record.get("health") or {}).get("kurtosis") for record in run.metrics()}
-    return {
-        step: list(values)
-        for step, values in found.items()
-        if isinstance(values, list) and values and None not in values
-    }
+    healthy = {record["step"]: record["health"].get("kurtosis") for record in run.metrics() if record.get("health")}
+    return {step: values for step, values in healthy.items() if isinstance(values, list) and values and all(values)}
 
 
 def inside_plots(run: Run, number: int) -> Iterator[Plot]:
