@@ -29,7 +29,7 @@ def plot_maps(maps: Maps, outliers: Outliers, path: Path | IO[bytes]) -> None:
     """Draw the matrix of every layer and head with its terms beside it, the gains over depth, and the outliers."""
     plt = pyplot()
     layers, heads = maps.layers, len(maps.layers[0].matrix)
-    panels = 1 + max(len(layer.terms) for layer in layers)
+    panels = 1 + max(len(_terms(layer)) for layer in layers)
     width, side = max(8.0, 1.05 * panels * heads + 1.2), 1.05
     below = 3.2
     height = side * len(layers) + below + 1.0
@@ -56,9 +56,10 @@ def _draw_matrices(figure: Any, maps: Maps, heads: int, panels: int) -> None:
     axes = figure.subplots(len(maps.layers), heads, squeeze=False)
     image = None
     for row, layer in zip(axes, maps.layers, strict=True):
-        names = ["the matrix", *layer.terms] if layer.terms else ["the matrix"]
+        terms = _terms(layer)
+        names = ["the matrix", *terms]
         for head, axis in enumerate(row):
-            shown = [layer.matrix[head], *(term[head] for term in layer.terms.values())]
+            shown = [layer.matrix[head], *(term[head] for term in terms.values())]
             image = axis.imshow(_side_by_side(shown, panels), cmap=colours, norm=scale, interpolation="nearest")
             axis.set(xticks=[], yticks=[])
             for spine in axis.spines.values():
@@ -72,6 +73,11 @@ def _draw_matrices(figure: Any, maps: Maps, heads: int, panels: int) -> None:
     bar.ax.tick_params(colors=INK, labelsize=7)
     bar.outline.set_visible(False)
     figure.suptitle("What each token (row) takes from which (column)", fontsize=10, color=INK)
+
+
+def _terms(layer: LayerMaps) -> Mapping[str, Tensor]:
+    """The terms of a layer's matrix that are shown: one alone is the matrix."""
+    return layer.terms if len(layer.terms) > 1 else {}
 
 
 def _signed_root(x: Any) -> Any:
@@ -101,6 +107,7 @@ def _draw_gains(axis: Any, layers: Sequence[LayerMaps]) -> None:
         axis.fill_between(where, low, high, color=colour, alpha=0.2, linewidth=0)
     title = "gains over depth: mean and range of the heads" if names else "this mixing has no gains"
     _finish(axis, title, "layer", legend=bool(names))
+    axis.set_axis_on() if names else axis.set_axis_off()
 
 
 def _draw_outliers(axis: Any, outliers: Outliers) -> None:
@@ -113,6 +120,7 @@ def _draw_outliers(axis: Any, outliers: Outliers) -> None:
         axis.plot(list(outliers), values, color=COLOURS[0], alpha=share, linewidth=1.2, label=label)
     title = "outliers over training: kurtosis of each layer" if outliers else "outliers: train.health_every was 0"
     _finish(axis, title, "steps", legend=count > 0)
+    axis.set_axis_on() if outliers else axis.set_axis_off()
 
 
 def _finish(axis: Any, title: str, below: str, *, legend: bool) -> None:

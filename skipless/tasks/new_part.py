@@ -216,6 +216,8 @@ def _texts(name: str, kind: str, block: str, module: str) -> dict[str, str]:
         imports = "(\n" + "".join(f"    {one},\n" for one in imports.split(", ")) + ")"
     about = {"what": template.what, "imports": imports, "settings": template.settings, "body": body}
     part = PART.format(**given, **about, change=template.change.format(name=name))
+    if "nn." not in body:
+        part = part.replace("from torch import Tensor, nn\n", "from torch import Tensor\n", 1)
     if "torch." not in body:
         part = part.replace("import torch\n", "", 1)
     return {
