@@ -49,7 +49,7 @@ class Contrast(Softmax):
         attention = attention_matrix(q, k, mask)
         if self.contrast is None:
             return attention
-        return attention + self.contrast * (attention - mask.centring(q, q.shape[-2]))
+        return attention + self.contrast * (attention - mask.centring(q, q.shape[-2], k.shape[-2]))
 
 
 block("pre-ln-contrast", BLOCKS["pre-ln"].replace(mixing="contrast"))

@@ -15,6 +15,7 @@ class _CountingMask:
     """Stands in a mask's place and counts how often attention is asked for."""
 
     of_inputs: ClassVar[bool] = False
+    explicit: ClassVar[bool] = False
 
     def __init__(self) -> None:
         self.asked = 0

@@ -84,7 +84,7 @@ class VSkipInit(Softmax):
         return weighted_sum((self.alpha, eye), (self.beta, attention_matrix(q, k, mask)))
 
     def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
-        eye = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
+        eye = mask.identity(q, q.shape[-2], k.shape[-2])
         found = {"αI": (self.alpha, eye), "βA": (self.beta, attention_matrix(q, k, mask))}
         return {name: scaled(gain, term) for name, (gain, term) in found.items() if gain is not None}
 
@@ -108,7 +108,11 @@ class Shaped(VSkipInit):
 
     def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
         found = super().terms(q, k, mask)
-        return found if self.gamma is None else found | {"−γC": -scaled(self.gamma, mask.centring(q, q.shape[-2]))}
+        return (
+            found
+            if self.gamma is None
+            else found | {"−γC": -scaled(self.gamma, mask.centring(q, q.shape[-2], k.shape[-2]))}
+        )
 
 
 MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit, "shaped": Shaped}

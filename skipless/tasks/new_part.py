@@ -63,7 +63,7 @@ TEMPLATES = {
 
             def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:  # (B, H, T, T)
                 attention = super().matrix(q, k, mask)
-                eye = torch.eye(q.shape[-2], dtype=q.dtype, device=q.device)
+                eye = mask.identity(q, q.shape[-2], k.shape[-2])
                 return attention if self.alpha is None else attention + scaled(self.alpha, eye)
         ''',
         'mixing="{name}"',
