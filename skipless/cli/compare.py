@@ -39,18 +39,21 @@ def compare(
     ],
     scale: ScaleOption = "laptop",
     seeds: SeedsOption = 1,
-    encoder: Annotated[bool, typer.Option("--encoder", help="Encoders instead of decoders.")] = False,
+    encoder: Annotated[
+        bool, typer.Option("--encoder", help="Every token sees all (BERT) instead of the past (GPT).")
+    ] = False,
     rates: Annotated[Path | None, typer.Option(help="Tuned values, as `skipless sweep` writes them.")] = None,
     minutes: MinutesOption = None,
     jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time; they share the cores.", min=1)] = 1,
     runs: RunsOption = Path("runs"),
     archive: Annotated[
-        Path | None, typer.Option(help="An archive of finished runs: what is in it is not trained again.")
+        Path | None,
+        typer.Option(
+            help="An archive of finished runs: what is in it is not trained again, and what is finished goes into it."
+        ),
     ] = None,
     output: OutputOption = Path("comparison"),
-    rounds: Annotated[
-        int, typer.Option(help="Turns in which the time of a token is measured; 0: it is not.", min=0)
-    ] = 7,
+    rounds: Annotated[int, typer.Option(help="Turns of each case.", min=0)] = 7,
     corpus: CorpusOption = None,
     settings: SetOption = None,
     cache_dir: CacheOption = None,
@@ -62,15 +65,15 @@ def compare(
     Runs are those of `reproduce`: found by their configuration, shared, resumed. A block whose learning rate was tuned,
     by a sweep (`--rates`) or for the recipes, has that; the others have the reference's, and the page says which. It
     has the losses over steps, tokens and time, parameters, memory, the cache of decoding, the signal at initialisation
-    and outliers, with intervals over the seeds. When `--minutes` are over, what is done is saved and judged.
+    and outliers, with intervals over the seeds; the time of a token is measured in `--rounds`, and not at all with 0. When `--minutes` are over, what is done is saved and judged.
 
     Examples:
 
     - `skipless compare pre-ln sas-p sas --seeds 3 --jobs 2`
 
-    - `skipless compare pre-ln pre-ln-dyt --plugin examples/dynamic_tanh.py --corpus 'code=files:src/**/*.py'`
+    - `skipless compare pre-ln pre-ln-dyt --plugin examples/dynamic_tanh.py`
 
-    - `skipless compare pre-ln sas-p --set train.steps=200 --set data.source=python-stdlib`
+    - `skipless compare pre-ln sas-p --corpus 'code=files:src/**/*.py'`
     """
     from skipless.cli.reproduce import Folders, train_missing
     from skipless.config.overrides import parse_overrides

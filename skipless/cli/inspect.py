@@ -95,7 +95,7 @@ def inspect(
 
     - `skipless inspect sas-p --no-signal --devices 8 --device-memory 24G`
 
-    - `skipless inspect runs/baseline --attention 'def add(a, b): return a' --plot attention.png`
+    - `skipless inspect runs/baseline --attention 'def f(x):' --plot inside.png`
     """
     if attention is not None:
         _look_inside(blocks or [], attention, checkpoint, runs, plot, as_json=as_json)

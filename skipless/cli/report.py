@@ -38,7 +38,7 @@ def report(
     samples: Annotated[bool, typer.Option("--samples", help="Show the last sample of each run.")] = False,
     attention: Annotated[
         str | None,
-        typer.Option("--attention", metavar="TEXT", help="With --page: the runs' mixing matrices for a text."),
+        typer.Option("--attention", metavar="TEXT", help="Of a run: its mixing matrices for this text."),
     ] = None,
     scale: ScaleOption = "laptop",
     runs: RunsOption = Path("runs"),
@@ -53,7 +53,7 @@ def report(
 
     - `skipless report runs/baseline runs/simpler --plot losses.png --samples`
 
-    - `skipless report runs/simpler --page report.html --attention 'def add(a, b):'`
+    - `skipless report runs/simpler --page page.html --attention 'def f(x):'`
 
     - `skipless report fig2 fig5 --page report.html --files`
     """

@@ -49,8 +49,8 @@ def reproduce(
         ),
     ] = None,
     glue_dir: Annotated[str | None, GLUE_DIR] = None,
-    block: Annotated[
-        list[str] | None, typer.Option("--block", "-b", help="One more block, wherever pre-ln is; several times.")
+    also: Annotated[
+        list[str] | None, typer.Option("--beside", metavar="BLOCK", help="One more block, wherever pre-ln is.")
     ] = None,
     settings: SetOption = None,
     cache_dir: CacheOption = None,
@@ -73,7 +73,7 @@ def reproduce(
 
     - `skipless reproduce fig5 --seeds 3 --jobs 2`
 
-    - `skipless reproduce fig5 --block pre-ln-dyt --plugin examples/dynamic_tanh.py`
+    - `skipless reproduce fig5 --beside pre-ln-dyt --plugin examples/dynamic_tanh.py`
 
     - `skipless reproduce languini --corpus 'books=jsonl:books.jsonl' --minutes 60`
 
@@ -96,11 +96,11 @@ def reproduce(
         return
     given = [*(("--rates", str(rates)) if rates else ())]
     given += [word for setting in settings or [] for word in ("--set", setting)]
-    given += [word for name in block or [] for word in ("--block", name)]
+    given += [word for name in also or [] for word in ("--beside", name)]
     given += [word for name in plugin or [] for word in ("--plugin", name)]
     again = shlex.join(["--scale", scale, "--seeds", str(seeds), *given])
     folders = Folders(runs, archive, output, cache_dir, glue_dir)
-    _reproduce(ids or [], where, seeds, minutes, jobs, folders, again, block or [], as_json=as_json)
+    _reproduce(ids or [], where, seeds, minutes, jobs, folders, again, also or [], as_json=as_json)
 
 
 @dataclass(frozen=True)

@@ -108,11 +108,9 @@ class Shaped(VSkipInit):
 
     def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
         found = super().terms(q, k, mask)
-        return (
-            found
-            if self.gamma is None
-            else found | {"−γC": -scaled(self.gamma, mask.centring(q, q.shape[-2], k.shape[-2]))}
-        )
+        if self.gamma is not None:
+            found["−γC"] = -scaled(self.gamma, mask.centring(q, q.shape[-2], k.shape[-2]))
+        return found
 
 
 MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit, "shaped": Shaped}

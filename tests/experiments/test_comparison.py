@@ -13,6 +13,7 @@ from skipless.experiments.comparison import Comparison, cache_bytes, costs
 from skipless.experiments.run_index import RunIndex
 from skipless.experiments.scale import Scale
 from skipless.experiments.timings import NO_TIMINGS
+from skipless.recipes.rates import packaged_rates
 from tests.helpers.plugins import EXAMPLE_BLOCKS, example, no_plugins
 
 LAPTOP = Scale("laptop")
@@ -33,11 +34,19 @@ def _examples():
 def test_a_block_has_its_tuned_rate_or_the_references():
     asked = Comparison(("pre-ln", "sas-p", "pre-ln-dyt", "sas-p:norm=dyt"), LAPTOP)
     rates = {block: cfg.train.lr for block, cfg in asked.configs().items()}
-    assert rates == {"pre-ln": 0.00283, "sas-p": 0.004, "pre-ln-dyt": 0.00283, "sas-p:norm=dyt": 0.00283}
+    tuned = packaged_rates()["study"]
+    reference = tuned["pre-ln"]["train.lr"]
+    assert tuned["sas-p"]["train.lr"] != reference
+    assert rates == {
+        "pre-ln": reference,
+        "sas-p": tuned["sas-p"]["train.lr"],
+        "pre-ln-dyt": reference,
+        "sas-p:norm=dyt": reference,
+    }
     said = asked.rates()
-    assert said["sas-p"] == "0.004 (tuned for it)"
-    assert said["pre-ln-dyt"] == said["sas-p:norm=dyt"] == "0.00283 (the reference’s)"
-    assert "pre-ln-dyt 0.00283 (the reference’s)" in asked.paper()
+    assert said["sas-p"] == f"{rates['sas-p']:g} (tuned for it)"
+    assert said["pre-ln-dyt"] == said["sas-p:norm=dyt"] == f"{reference:g} (the reference’s)"
+    assert f"pre-ln-dyt {reference:g} (the reference’s)" in asked.paper()
 
 
 def test_rates_of_a_sweep_and_of_the_user_come_first():
@@ -136,7 +145,7 @@ def test_an_experiment_without_the_reference_has_no_place():
 
 
 def test_reproduce_with_a_plugin(tmp_path, small, capsys):
-    words = ["reproduce", "fig8", "--block", "pre-ln-dyt", "--plugin", example("dynamic_tanh"), *small(), "--json"]
+    words = ["reproduce", "fig8", "--beside", "pre-ln-dyt", "--plugin", example("dynamic_tanh"), *small(), "--json"]
     assert command([*words, "--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "out")]) == 0
     found = json.loads(capsys.readouterr().out)
     assert found["left"] == []
