@@ -65,7 +65,8 @@ def compare(
     Runs are those of `reproduce`: found by their configuration, shared, resumed. A block whose learning rate was tuned,
     by a sweep (`--rates`) or for the recipes, has that; the others have the reference's, and the page says which. It
     has the losses over steps, tokens and time, parameters, memory, the cache of decoding, the signal at initialisation
-    and outliers, with intervals over the seeds; the time of a token is measured in `--rounds`, and not at all with 0. When `--minutes` are over, what is done is saved and judged.
+    and outliers, with intervals over the seeds. The time of a token is measured in `--rounds`; 0 leaves it out. When
+    `--minutes` are over, what is done is saved and judged.
 
     Examples:
 

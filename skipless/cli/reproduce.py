@@ -73,7 +73,7 @@ def reproduce(
 
     - `skipless reproduce fig5 --seeds 3 --jobs 2`
 
-    - `skipless reproduce fig5 --beside pre-ln-dyt --plugin examples/dynamic_tanh.py`
+    - `skipless reproduce fig5 --beside my-block --plugin my_parts.py`
 
     - `skipless reproduce languini --corpus 'books=jsonl:books.jsonl' --minutes 60`
 

@@ -161,8 +161,8 @@ class Step(GradientCheckpointingLayer):
 class SkiplessModel(SkiplessPreTrainedModel, Stack):
     """Embedding, blocks and norm without a head: what `AutoModel` opens, and `base_model` of every other.
 
-    `config.is_causal` says whether a token sees only those before it; unless it is given, the architecture does in which
-    the weights were trained, and without one it is true.
+    `config.is_causal` says whether a token sees only those before it; unless it is given, the architecture does in
+    which the weights were trained, and without one it is true.
     """
 
     _can_record_outputs = {"hidden_states": Step}
