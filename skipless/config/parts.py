@@ -152,7 +152,7 @@ def resolve(kind: str, value: Any) -> PartValue:
     part = find_part(kind, name)
     if part.settings is None:
         if changes:
-            raise ValueError(f"{part.title} has nothing to set, got {', '.join(changes)}")
+            raise ValueError(f"{part.title} has nothing to set, got {', '.join(map(str, changes))}")
         return name
     try:
         return part.settings.model_validate(changes)
