@@ -113,9 +113,12 @@ class Comparison:
         ]
 
     def trained(self, evidence: Evidence) -> Configs:
-        """The configurations as they were trained, with the vocabulary that the tokeniser really has."""
-        found = {block: [one.config for one in of.values()] for block, of in evidence.histories.items()}
-        return {block: found[block][0] if found.get(block) else cfg for block, cfg in self.configs().items()}
+        """The configurations with the vocabulary that the tokeniser really has, so that all compare."""
+        sizes = [one.config.model.vocab_size for of in evidence.histories.values() for one in of.values()]
+        return {
+            block: cfg.override({"model.vocab_size": sizes[0] if sizes else cfg.data.vocab_size})
+            for block, cfg in self.configs().items()
+        }
 
     # -------------------------------------------------------------------------------- plots
 

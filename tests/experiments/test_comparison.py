@@ -5,11 +5,13 @@ import json
 import pytest
 
 from skipless.cli import run as command
+from skipless.config.block import BLOCKS as PRESETS
 from skipless.config.plugins import load_plugin
 from skipless.errors import UserError
 from skipless.experiments.beside import beside
 from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.comparison import Comparison, cache_bytes, costs
+from skipless.experiments.evidence import Evidence, History
 from skipless.experiments.run_index import RunIndex
 from skipless.experiments.scale import Scale
 from skipless.experiments.timings import NO_TIMINGS
@@ -32,20 +34,15 @@ def _examples():
 
 
 def test_a_block_has_its_tuned_rate_or_the_references():
-    asked = Comparison(("pre-ln", "sas-p", "pre-ln-dyt", "sas-p:norm=dyt"), LAPTOP)
-    rates = {block: cfg.train.lr for block, cfg in asked.configs().items()}
-    tuned = packaged_rates()["study"]
-    reference = tuned["pre-ln"]["train.lr"]
-    assert tuned["sas-p"]["train.lr"] != reference
-    assert rates == {
-        "pre-ln": reference,
-        "sas-p": tuned["sas-p"]["train.lr"],
-        "pre-ln-dyt": reference,
-        "sas-p:norm=dyt": reference,
-    }
+    tuned = {block: values["train.lr"] for block, values in packaged_rates()["study"].items()}
+    reference = tuned["pre-ln"]
+    other = next(block for block in PRESETS if tuned.get(block, reference) != reference)
+    asked = Comparison(("pre-ln", other, "pre-ln-dyt", f"{other}:norm=dyt"), LAPTOP)
+    rates = [cfg.train.lr for cfg in asked.configs().values()]
+    assert rates == [reference, tuned[other], reference, reference]
     said = asked.rates()
-    assert said["sas-p"] == f"{rates['sas-p']:g} (tuned for it)"
-    assert said["pre-ln-dyt"] == said["sas-p:norm=dyt"] == f"{reference:g} (the reference’s)"
+    assert said[other] == f"{tuned[other]:g} (tuned for it)"
+    assert said["pre-ln-dyt"] == said[f"{other}:norm=dyt"] == f"{reference:g} (the reference’s)"
     assert f"pre-ln-dyt {reference:g} (the reference’s)" in asked.paper()
 
 
@@ -77,6 +74,14 @@ def test_costs():
     assert costs(asked["sas-p"])["parameters"] < costs(asked["pre-ln"])["parameters"]
     encoder = Comparison(("pre-ln", "sas-p"), LAPTOP, "encoder").configs()["pre-ln"]
     assert "cache" not in costs(encoder)
+
+
+def test_all_blocks_are_counted_with_the_vocabulary_of_those_that_are_trained():
+    asked = Comparison(("pre-ln", "sas-p"), LAPTOP)
+    cfg = asked.configs()["pre-ln"].override({"model.vocab_size": 777})
+    found = asked.trained(Evidence({"pre-ln": {0: History(cfg, ())}}))
+    assert {one.model.vocab_size for one in found.values()} == {777}
+    assert {one.model.vocab_size for one in asked.trained(Evidence({})).values()} == {cfg.data.vocab_size}
 
 
 def test_without_runs_nothing_is_said(tmp_path):
