@@ -84,7 +84,7 @@ def ratio(bare_seconds: list[float], seconds: list[float]) -> float:
 def documents(cfg: DataConfig, folder: Path) -> list[str]:
     """The distinct documents that `prepare` tokenises."""
     with seen_on_disk(folder / "seen.sqlite") as seen:
-        source = open_source(cfg.source)
+        source = open_source(cfg.source_text)
         return [d.text for d in distinct(source, seen, Counts(), max_documents=None, max_bytes=cfg.max_bytes)]
 
 

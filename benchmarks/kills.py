@@ -32,8 +32,17 @@ from skipless.storage.files import STAGING_PREFIX  # noqa: E402
 from skipless.storage.manifest import Damaged, Manifest  # noqa: E402
 from skipless.terminal.tables import show_table  # noqa: E402
 from tests.helpers.glue_files import small_glue  # noqa: E402
+from tests.helpers.labelled_files import three_classes  # noqa: E402
 from tests.helpers.processes import Child, ForkServer  # noqa: E402
-from tests.helpers.tiny_runs import CAUSAL, MASKED, assert_same_run, tiny, write_config, write_text  # noqa: E402
+from tests.helpers.tiny_runs import (  # noqa: E402
+    CAUSAL,
+    MASKED,
+    SECONDS,
+    assert_same_run,
+    tiny,
+    write_config,
+    write_text,
+)
 from tests.helpers.torchrun import Launched  # noqa: E402
 
 SHARES = {"train": 30, "finetune": 15, "sweep": 15, "export": 14, "data": 14, "reproduce": 6, "torchrun": 6}
@@ -155,6 +164,7 @@ class Train(Command):
         {**MASKED, "train.save_every": 1},
         {"train.batch_size": 6, "train.micro_batch": 2, "model.dropout": 0.1, "train.save_every": 2},
         {"train.optimizer": "muon", "train.save_every": 3},
+        {"train.schedule": "wsd", "train.ema": 0.9, "train.activation_checkpointing": True, "train.save_every": 2},
     )
 
     def __init__(self, form: int) -> None:
@@ -184,6 +194,8 @@ class Finetune(Command):
         small_glue(shared / "glue")
         self.encoder = shared / "encoder" / "run"
         shape = {"model.max_seq_len": 32, "data.seq_len": 32, "model.block": "sas-p", "train.eval_every": 0}
+        if self.encoder.exists():
+            return
         cfg = tiny(f"files:{shared}/modules/*.py", MASKED, shape, {"train.steps": 6})
         file = write_config(shared / "encoder.yaml", cfg)
         words = ["train", "--config", str(file), "--name", "run", "--runs", str(self.encoder.parent)]
@@ -223,6 +235,40 @@ class Finetune(Command):
             for fit in fits.values():
                 del fit["seconds"]
         return results, {name: text for name, text in files_of(run / "glue").items() if name.endswith(".tsv")}
+
+
+class FinetuneOwn(Finetune):
+    """`skipless finetune` on rows of one's own, with a checkpoint after every step."""
+
+    def prepare(self, shared: Path, server: ForkServer) -> None:
+        """Make what all rounds need."""
+        super().prepare(shared, server)
+        self.parts = three_classes(shared / "rows")
+
+    def arguments(self, place: Place) -> list[str]:
+        """Of the command line."""
+        rows = [
+            word
+            for name, path in zip(("train", "valid", "test"), self.parts, strict=True)
+            for word in (f"--{name}", str(path))
+        ]
+        columns = ["--text", "body", "--label", "mood", "--name", "mood", "--runs", str(place.folder)]
+        settings = ["--set", "epochs=2", "--set", "batch_size=8", "--set", "lr=3e-3"]
+        return ["finetune", str(place.folder / "run"), *rows, *columns, *settings]
+
+    def after_kill(self, place: Place, before: dict[str, int]) -> dict[str, int]:
+        """The classifier's checkpoints stay, so none that was there may be missing."""
+        return Command.after_kill(self, place, before)
+
+    def compare(self, place: Place, reference: Path) -> None:
+        """Raise where the end is not that of the reference."""
+        found, expected = (self._files(folder / "mood") for folder in (place.folder, reference))
+        require(found == expected, "the classifier's folder has other files")
+
+    def _files(self, folder: Path) -> dict[str, bytes]:
+        kept = ("model.safetensors", "optimizer0.safetensors", "test.jsonl", "tokenizer.json", "metrics.jsonl")
+        files = {name: data for name, data in files_of(folder).items() if Path(name).name in kept}
+        return {name: SECONDS.sub(b"", data) for name, data in files.items()}
 
 
 SMALL = {key: value for key, value in CAUSAL.items() if key not in ("train.lr", "train.steps", "train.save_every")}
@@ -501,7 +547,7 @@ def over(*commands: Command) -> Killing:
 
 COMMANDS: dict[str, Killing] = {
     "train": over(*(Train(form) for form in range(len(Train.FORMS)))),
-    "finetune": over(Finetune()),
+    "finetune": over(Finetune(), FinetuneOwn()),
     "sweep": over(Sweep()),
     "export": over(Export("safetensors"), Export("hf")),
     "data": over(Data("bpe"), Data("wordpiece")),

@@ -21,6 +21,7 @@ if TYPE_CHECKING:
     from skipless.nn.masks import Mask
     from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
     from skipless.runs import load
+    from skipless.training.fit import fit
 
 _HOMES = {
     "skipless.config": [
@@ -37,6 +38,7 @@ _HOMES = {
     "skipless.nn.masks": ["Mask"],
     "skipless.nn.model": ["CausalLM", "MaskedLM", "SequenceClassifier"],
     "skipless.runs": ["load"],
+    "skipless.training.fit": ["fit"],
 }
 _HOME = {name: home for home, names in _HOMES.items() for name in names}
 
@@ -55,6 +57,7 @@ __all__ = [
     "TrainConfig",
     "UserError",
     "__version__",
+    "fit",
     "load",
 ]
 

@@ -8,6 +8,8 @@ runs/<name>/
     checkpoints/step-<n>/
     .saved               there once a checkpoint was made, so that their loss is noticed
     tensorboard/
+
+The folder of a fine-tuned classifier is like it, with classifier.json in the place of config.json.
 """
 
 import warnings
@@ -23,15 +25,17 @@ from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
 
+from skipless.config.classifier import ClassifierConfig
 from skipless.config.explain import explain
 from skipless.config.model import ModelConfig
 from skipless.config.plugins import missing_plugins
 from skipless.config.reading import check_regular, read_json
-from skipless.config.run import RunConfig
+from skipless.config.run import OWN, RunConfig
 from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer
-from skipless.storage.checkpoints import Checkpoint, Checkpoints
+from skipless.nn.saving import ARCHITECTURES, MODEL_TYPE
+from skipless.storage.checkpoints import AVERAGE, Checkpoint, Checkpoints
 from skipless.storage.files import leftovers, sweep
 from skipless.storage.json_files import are_numbers, read_json_lines
 from skipless.storage.save_group import SaveGroup
@@ -160,40 +164,90 @@ def find_run(path: Path | str, runs: Path | str = "runs") -> Run:
 
 
 def find_model(path: Path | str, runs: Path | str = "runs") -> Path:
-    """The folder of what `load` opens: an export, a checkpoint, or a run by its path or by its name below `runs`."""
+    """The folder of what `load` opens: an export, a checkpoint, or a run or classifier by path or name below `runs`."""
     given = Path(path)
-    return given if is_export(given) or _is_checkpoint(given) else find_run(given, runs).folder
+    if is_export(given) or _is_checkpoint(given):
+        return given
+    classifiers = (folder for folder in (given, Path(runs) / given) if is_classifier(folder))
+    return next(classifiers, None) or find_run(given, runs).folder
 
 
 def load(
-    path: Path | str, *, checkpoint: int | str = "last", which: str | None = None
+    path: Path | str, *, checkpoint: int | str = "last", average: bool = False, which: str | None = None
 ) -> CausalLM | MaskedLM | SequenceClassifier:
-    """The model of a run, of one of its checkpoints, or of an export, in eval mode, with its tokeniser as `.tokenizer`.
+    """The model of a run, of a classifier's folder, of a checkpoint in one, or of an export.
 
-    `checkpoint` is one of a run: `last`, `best`, or its step (`which` is the old name). An export is a folder of
-    `skipless export`, or one that `save_pretrained` wrote.
+    It is in eval mode and has its tokeniser as `.tokenizer`; a classifier has the names of its classes as `.labels`.
+
+    `checkpoint` is one of a run: `last`, `best`, or its step (`which` is the old name). With `average` its weights are
+    their average over steps (`train.ema`). An export is a folder of `skipless export`, or one that `save_pretrained`
+    wrote.
     """
     if which is not None:
         warnings.warn("`which` is now `checkpoint`", DeprecationWarning, stacklevel=2)
         checkpoint = which
     given = find_model(path)
+    if is_classifier(given):
+        return load_classifier(Run(given), choose_checkpoint(Run(given), checkpoint))
     if not is_export(given) and not _is_checkpoint(given):
-        return load_checkpoint(Run(given), choose_checkpoint(Run(given), checkpoint))
+        return load_checkpoint(Run(given), choose_checkpoint(Run(given), checkpoint), average=average)
+    if average and is_export(given):
+        raise UserError(f"{str(path)!r} is an export, which has one set of weights and no average beside it")
     if checkpoint != "last":
         raise UserError(f"{str(path)!r} is one model, not a run: there is no checkpoint {str(checkpoint)!r} to choose")
     if is_export(given):
         return _load_export(given)
-    return load_checkpoint(Run(given.absolute().parent.parent), Checkpoints.load(given))
+    run = Run(given.absolute().parent.parent)
+    if is_classifier(run.folder):
+        return load_classifier(run, Checkpoints.load(given))
+    return load_checkpoint(run, Checkpoints.load(given), average=average)
 
 
 def _is_checkpoint(folder: Path) -> bool:
     return (folder / "manifest.json").exists()
 
 
-def load_checkpoint(run: Run, checkpoint: Checkpoint) -> CausalLM | MaskedLM:
-    """The model of a run as a checkpoint has it."""
+def load_checkpoint(run: Run, checkpoint: Checkpoint, *, average: bool = False) -> CausalLM | MaskedLM:
+    """The model of a run as a checkpoint has it, or with the average of its weights."""
     cfg = run.config()
-    model = _with_weights(lambda: MODELS[cfg.task](cfg.model), cfg.model, checkpoint.tensors("model"), checkpoint.path)
+    tensors = checkpoint.tensors("model")
+    if average:
+        if AVERAGE not in checkpoint.stems:
+            raise UserError(f"{str(checkpoint.path)!r} has no average of the weights: it was trained without train.ema")
+        tensors |= checkpoint.tensors(AVERAGE)
+    model = _with_weights(lambda: MODELS[cfg.task](cfg.model), cfg.model, tensors, checkpoint.path)
+    has_none = cfg.data.tokenizer == OWN and not run.tokenizer_file.exists()
+    return _with_tokenizer(model, None if has_none else run.tokenizer(), run.folder)
+
+
+# ------------------------------------------------------------------------ classifiers
+
+CLASSIFIER = "classifier.json"
+
+
+def is_classifier(folder: Path) -> bool:
+    """Whether a folder holds a classifier that `skipless finetune` made."""
+    return (folder / CLASSIFIER).exists()
+
+
+def classifier_config(folder: Path) -> ClassifierConfig:
+    """What a classifier is."""
+    try:
+        return ClassifierConfig.model_validate(read_json(folder / CLASSIFIER).get("classifier"))
+    except ValidationError as error:
+        raise UserError(f"{str(folder / CLASSIFIER)!r}: {explain(error)}") from None
+
+
+def load_classifier(run: Run, checkpoint: Checkpoint) -> SequenceClassifier:
+    """A classifier as a checkpoint has it. The answers of a regression are in the units of its training data."""
+    cfg = classifier_config(run.folder)
+    make = partial(SequenceClassifier, cfg.model, cfg.outputs, causal=cfg.causal)
+    model = _with_weights(make, cfg.model, checkpoint.tensors("model"), checkpoint.path)
+    if not cfg.labels:
+        with torch.no_grad():
+            model.classifier.weight.mul_(cfg.spread)
+            model.classifier.bias.mul_(cfg.spread).add_(cfg.centre)
+    model.labels, model.texts, model.max_input = cfg.labels, cfg.texts, cfg.max_input
     return _with_tokenizer(model, run.tokenizer(), run.folder)
 
 
@@ -245,7 +299,8 @@ def _with_tokenizer(model: AnyModel, tokenizer: Tokenizer | None, where: Path) -
 
 def choose_checkpoint(run: Run, checkpoint: int | str) -> Checkpoint:
     """A run's `last` or `best` checkpoint, or that of a step."""
-    run.info()  # where that is damaged, it is the first thing to say
+    if not is_classifier(run.folder):
+        run.info()  # where that is damaged, it is the first thing to say
     checkpoints = run.checkpoints()
     if checkpoint == "best":
         valid = [Checkpoints.load(path) for path in checkpoints.all() if Checkpoints.verify(path) is None]
@@ -274,14 +329,9 @@ def _checkpoint_of_step(run: Run, step: int | str) -> Checkpoint:
 
 # ---------------------------------------------------------------------------- exports
 
-MODEL_TYPE = "skipless"
-"""`model_type` of an export's config.json."""
 
-ARCHITECTURES: dict[str, type[CausalLM] | type[MaskedLM] | type[SequenceClassifier]] = {
-    "SkiplessForCausalLM": CausalLM,
-    "SkiplessForMaskedLM": MaskedLM,
-    "SkiplessForSequenceClassification": SequenceClassifier,
-}
+UNNAMED = ("LABEL_0", "LABEL_1")
+"""The classes of an export that does not name them: `transformers` does not write these two down."""
 
 
 def is_export(folder: Path) -> bool:
@@ -313,7 +363,7 @@ def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
     except ValidationError as error:
         raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}{missing_plugins(info)}") from None
     names = info.get("id2label")
-    labels = len(names) if isinstance(names, dict) and names else 2  # transformers does not write down two
+    labels = tuple(map(str, names.values())) if isinstance(names, dict) and names else UNNAMED
     files = sorted(folder.glob("*.safetensors"))
     if not files:
         raise UserError(f"{str(folder)!r} has no .safetensors file; an export to onnx is for ONNX Runtime")
@@ -323,6 +373,19 @@ def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
         tensors = {_own_name(key): value for file in files for key, value in load_file(file).items()}
     except (SafetensorError, OSError, RuntimeError) as error:  # damaged, or of a type that PyTorch does not have
         raise UserError(f"the weights in {str(folder)!r} cannot be loaded: {error}") from None
-    make = partial(kind, cfg, labels) if issubclass(kind, SequenceClassifier) else partial(kind, cfg)
-    model = _with_weights(make, cfg, tensors, folder)
+    if issubclass(kind, SequenceClassifier):
+        model = _with_weights(partial(kind, cfg, len(labels), causal=info.get("causal") is True), cfg, tensors, folder)
+        _describe(model, labels, info)
+    else:
+        model = _with_weights(partial(kind, cfg), cfg, tensors, folder)
     return _with_tokenizer(model, Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None, folder)
+
+
+def _describe(model: SequenceClassifier, labels: tuple[str, ...], info: dict[str, Any]) -> None:
+    """Give a classifier what an export says of its inputs and outputs."""
+    model.labels = labels if len(labels) > 1 else ()
+    match info.get("texts"):
+        case [str(), *_] as texts if all(isinstance(text, str) for text in texts):
+            model.texts = tuple(texts)
+    longest = info.get("max_input")
+    model.max_input = longest if isinstance(longest, int) and longest > 0 else None

@@ -78,6 +78,12 @@ def test_readme_python_runs():
     run_python(on_a_model=False)
 
 
+def test_python_of_your_own_runs():
+    text = (ROOT / "docs" / "your-own.md").read_text(encoding="utf-8")
+    (example,) = [code for code in blocks_of("python", text) if '"runs/' not in code]
+    exec(compile(example, "your-own.md", "exec"), {})  # noqa: S102
+
+
 TINY_RUNS = shlex.split(
     "--set model.n_layer=1 --set model.d_model=16 --set model.n_head=2 --set data.seq_len=16 --set data.vocab_size=300 "
     "--set data.max_bytes=200000 --set train.steps=3 --set train.eval_rows=4 --set train.sample_every=0"
@@ -112,13 +118,16 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
     texts = [f"def function_{n}(x):\n    return x + {n}\n" * 40 for n in range(60)]
     for number, text in enumerate(texts):
         (tmp_path / "src" / f"{number}.py").write_text(text)
-    lines = "\n".join(json.dumps({"text": text}) for text in texts)
     for name in ("books", "wiki"):
+        lines = "\n".join(json.dumps({"text": f"{name}\n{text}"}) for text in texts)
         (tmp_path / f"{name}.jsonl.zst").write_bytes(zstandard.compress(lines.encode()))
     small_glue(tmp_path / "glue")
+    for name in ("train", "valid"):
+        lines = "".join(f"x + {n}\t{'even' if n % 2 == 0 else 'odd'}\n" for n in range(20))
+        (tmp_path / f"{name}.tsv").write_text(f"text\tlabel\n{lines}")
     found = commands()
     assert {command.split()[1] for command in found} >= {
-        *("inspect", "train", "report", "evaluate", "generate", "sweep", "reproduce", "finetune")
+        *("inspect", "train", "report", "evaluate", "generate", "sweep", "reproduce", "finetune", "predict")
     }
     for command in found:
         words = shlex.split(command.replace("--minutes 30", "--minutes 0.005"))[1:]

@@ -93,11 +93,18 @@ def check_addressable(cfg: ModelConfig, batch_size: int, length: int) -> None:
 
 
 def training_memory(
-    cfg: ModelConfig, batch_size: int, *, causal: bool = True, length: int | None = None
+    cfg: ModelConfig,
+    batch_size: int,
+    *,
+    causal: bool = True,
+    length: int | None = None,
+    recompute: bool = False,
+    average: bool = False,
 ) -> dict[str, int]:
     """Bytes for a float32 step with AdamW: weights, gradients, both moments, activations, a chunk of logits.
 
-    Sequences have `length` tokens, or `max_seq_len`.
+    Sequences have `length` tokens, or `max_seq_len`. With `recompute` the activations are each block's input and, while
+    it runs again, all of one block's. With `average` the average of the weights is counted too.
     """
     length = length or cfg.max_seq_len
     check_addressable(cfg, batch_size, length)
@@ -106,6 +113,9 @@ def training_memory(
     # the first layer may differ from the others, so the slope is taken between two and three layers
     two, three = (_saved_bytes(cfg.replace(n_layer=n), (batch_size, length), causal=causal) for n in (2, 3))
     activations = max(two + (cfg.n_layer - 2) * (three - two), 0)
+    if recompute:
+        inputs = cfg.n_layer * batch_size * length * cfg.d_model * FLOAT
+        activations = min(max(two - 2 * (three - two), 0) + (three - two) + inputs, activations)
     rows = min(LOSS_ROWS, batch_size * length)
     parts = {
         "weights": FLOAT * (parameters + fixed),
@@ -114,6 +124,8 @@ def training_memory(
         "activations": activations,
         "logits": 2 * FLOAT * rows * cfg.vocab_size,
     }
+    if average:
+        parts["average"] = FLOAT * parameters
     return {**parts, "total": sum(parts.values())}
 
 

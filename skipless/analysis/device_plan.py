@@ -40,24 +40,30 @@ def plan(
     causal: bool = True,
     length: int | None = None,
     block_bytes: int = FLOAT,
+    recompute: bool = False,
+    average: bool = False,
 ) -> Plan:
     """Memory and communication of a float32 training with AdamW on `devices`, of `batch_size` sequences together.
 
     A device has `micro_batch` sequences in memory at a time, at most its part of the batch. `block_bytes` is the size
-    of a number of a gathered block: 2 under bfloat16. The bytes sent are those of ring algorithms: (W−1)/W of a tensor
-    that is gathered or scattered, twice that of one that is added up everywhere.
+    of a number of a gathered block: 2 under bfloat16. With `recompute` only the blocks' inputs are kept until the
+    backward pass, and with `average` there is an average of the weights beside them. The bytes sent are those of ring
+    algorithms: (W−1)/W of a tensor that is gathered or scattered, twice that of one that is added up everywhere.
     """
     own = -(-batch_size // devices)
     micro = min(micro_batch or own, own)
     passes = -(-own // micro)
-    one = training_memory(cfg, micro, causal=causal, length=length)
+    one = training_memory(cfg, micro, causal=causal, length=length, recompute=recompute, average=average)
     if devices == 1:
         return Plan("one", 1, one, {"total": 0}, {})
     sizes = _Sizes.of(cfg, devices // parallel.replicas)
     how = _plan_ddp if parallel.kind == "ddp" else _plan_fsdp
     memory, communication, arithmetic = how(sizes, parallel, devices, passes, one, block_bytes)
     memory |= {"activations": one["activations"], "logits": one["logits"]}
-    arithmetic["activations"] = f"what autograd saves of {micro} of {own} sequences"
+    kept = "what autograd saves" if not recompute else "the blocks' inputs, and what autograd saves in one,"
+    arithmetic["activations"] = f"{kept} of {micro} of {own} sequences"
+    if average:
+        memory["average"] = FLOAT * (sizes.share if parallel.kind == "fsdp" else sizes.all)
     memory["total"], communication["total"] = sum(memory.values()), sum(communication.values())
     return Plan(parallel.kind, devices, memory, communication, arithmetic)
 

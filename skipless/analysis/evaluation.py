@@ -9,7 +9,7 @@ import torch
 from torch import nn
 
 from skipless.config.run import RunConfig
-from skipless.data import Corpus, Tokens
+from skipless.data import Corpus, MixedTokens, Tokens
 from skipless.data.batches import held_out_batch
 from skipless.distributed.group import Group
 from skipless.errors import UserError
@@ -35,7 +35,7 @@ def evaluate(
     cfg: RunConfig,
     corpus: Corpus,
     *,
-    tokens: Tokens | None = None,
+    tokens: Tokens | MixedTokens | None = None,
     rows: np.ndarray | None = None,
     batch_size: int | None = None,
     between: Callable[[], None] = lambda: None,

@@ -16,9 +16,10 @@ from skipless.cli.options import (
     RecipeOption,
     SeqLenOption,
     SetOption,
-    SourceOption,
+    SourcesOption,
     resolve,
     set_corpora,
+    sources,
 )
 from skipless.cli.renamed import renamed
 
@@ -35,7 +36,7 @@ app.add_typer(data_app, name="data")
 def data_build(
     recipe: RecipeOption = "laptop",
     config: ConfigOption = None,
-    source: SourceOption = None,
+    source: SourcesOption = None,
     seq_len: SeqLenOption = None,
     corpus: CorpusOption = None,
     settings: SetOption = None,
@@ -66,7 +67,7 @@ def data_build(
 def data_show(
     recipe: RecipeOption = "laptop",
     config: ConfigOption = None,
-    source: SourceOption = None,
+    source: SourcesOption = None,
     seq_len: SeqLenOption = None,
     corpus: CorpusOption = None,
     settings: SetOption = None,
@@ -93,10 +94,10 @@ def data_show(
 def _data(
     recipe: str,
     config: Path | None,
-    source: str | None,
+    source: list[str] | None,
     seq_len: int | None,
     corpus: list[str] | None,
     settings: list[str] | None,
 ) -> "DataConfig":
     set_corpora(corpus)
-    return resolve(recipe, config, None, {"data.source": source, "data.seq_len": seq_len}, settings).data
+    return resolve(recipe, config, None, {"data.source": sources(source), "data.seq_len": seq_len}, settings).data

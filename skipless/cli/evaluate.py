@@ -16,7 +16,7 @@ from skipless.cli.options import (
     ModelArgument,
     PluginOption,
     RunsOption,
-    SourceOption,
+    SourcesOption,
     set_corpora,
 )
 from skipless.cli.renamed import renamed
@@ -26,7 +26,7 @@ from skipless.errors import UserError
 @app.command(cls=renamed({"--which": "--checkpoint", "--rows": "--limit"}))
 def evaluate(
     run: ModelArgument,
-    source: SourceOption = None,
+    source: SourcesOption = None,
     corpus: CorpusOption = None,
     tasks: Annotated[
         str | None, typer.Option(help="Tasks of lm-evaluation-harness, with commas between; python_next_line is here.")
@@ -63,7 +63,9 @@ def evaluate(
     set_corpora(corpus)
     model = find_model(run, runs)
     if tasks is None:
-        _evaluate_text(model, source, limit, checkpoint, device, cache_dir, as_json=as_json)
+        if source and len(source) > 1:
+            raise UserError("evaluate one --source at a time: the loss of a mix would say little of either")
+        _evaluate_text(model, source[0] if source else None, limit, checkpoint, device, cache_dir, as_json=as_json)
     else:
         _evaluate_tasks(model, tasks, task_path, limit, checkpoint, device, as_json=as_json)
 
@@ -102,7 +104,7 @@ def _evaluate_text(
     if as_json:
         print(json.dumps({"run": str(found.folder), "source": data.source, **asdict(result)}))
     else:
-        show_evaluation(found.name, source or "held-out part of " + data.source, result)
+        show_evaluation(found.name, source or "held-out part of " + data.source_text, result)
 
 
 def _evaluate_tasks(

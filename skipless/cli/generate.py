@@ -60,7 +60,7 @@ def generate(
     import time
     from dataclasses import replace
 
-    from skipless.analysis.sampling import Sampling, stream_text
+    from skipless.nn.sampling import Sampling, stream_text
 
     how = Sampling(temperature, top_k, top_p, repetition_penalty)
     text = _read_text(prompt_file) if prompt is None else os.fsencode(prompt).decode("utf-8")
@@ -82,13 +82,14 @@ def generate(
 def _open(run: str, runs: Path, checkpoint: str, device: str) -> "CausalLM":
     """The model, ready to write."""
     from skipless.distributed.devices import pick_device
-    from skipless.nn.model import CausalLM
+    from skipless.nn.model import CausalLM, MaskedLM
     from skipless.runs import find_model, load
 
     place = pick_device(device)
     model = load(find_model(run, runs), checkpoint=checkpoint)
     if not isinstance(model, CausalLM):
-        raise UserError(f"run {run!r} holds a masked model, which cannot write text")
+        kind = "masked model" if isinstance(model, MaskedLM) else "classifier"
+        raise UserError(f"run {run!r} holds a {kind}, which cannot write text")
     return model.to(place).fold()
 
 

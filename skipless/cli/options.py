@@ -74,7 +74,13 @@ SEED = typer.Option("--seed", help="Random seed.", callback=_check_seed)
 
 SeedOption = Annotated[int, SEED]
 
-SeedsOption = Annotated[int, typer.Option("--seeds", help="How many seeds: 0, 1, …", min=1)]
+SEEDS = typer.Option("--seeds", help="How many seeds: 0, 1, …", min=1)
+
+SeedsOption = Annotated[int, SEEDS]
+
+NameOption = Annotated[
+    str | None, typer.Option("--name", "-n", help="Name of what is trained: its folder below --runs.")
+]
 
 DEVICE = typer.Option("--device", help="auto (an accelerator, if there is one), cpu, cuda, cuda:1, …")
 
@@ -118,10 +124,20 @@ CheckpointOption = Annotated[
     str, typer.Option("--checkpoint", metavar="last|best|N", help="Checkpoint: the last, the best, or step N.")
 ]
 
-SourceOption = Annotated[
-    str | None,
-    typer.Option("--source", help="Text: python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field, corpus:NAME."),
+SourcesOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--source",
+        help="Text: python-stdlib, files:GLOB, jsonl:PATH#field, hf:DATASET#field, corpus:NAME; several with =WEIGHT "
+        "behind each are mixed: 'files:a/*.py=0.7', 'jsonl:b#text=0.3'.",
+    ),
 ]
+
+
+def sources(given: list[str] | None) -> str | list[str] | None:
+    """One source as it is, several as a list."""
+    return given[0] if given and len(given) == 1 else given or None
+
 
 CorpusOption = Annotated[
     list[str] | None,
@@ -140,6 +156,12 @@ GLUE_DIR = typer.Option(
     "--glue-dir", help="GLUE: the folder of the official files (CoLA/train.tsv, …), or hf:nyu-mll/glue."
 )
 
+TextOption = Annotated[str | None, typer.Option("--text", help="Column of the text.  [default: text]")]
+
+TextPairOption = Annotated[
+    str | None, typer.Option("--text-pair", help="Column of a second text, where the question is about two.")
+]
+
 ScaleOption = Annotated[str, typer.Option("--scale", help="Size of the experiments: laptop or paper.")]
 
 # ------------------------------------------------------------------------------------ what comes out
@@ -150,7 +172,9 @@ NumSamplesOption = Annotated[int, typer.Option("--num-samples", help="How many t
 
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw it into this file (PNG, SVG, PDF).")]
 
-OutputOption = Annotated[Path, typer.Option("--output", help="Output folder.")]
+OUTPUT = typer.Option("--output", help="Output folder or file.")
+
+OutputOption = Annotated[Path, OUTPUT]
 
 JsonOption = Annotated[bool, typer.Option("--json", help="Print one JSON object.")]
 

@@ -20,15 +20,17 @@ from skipless.cli.options import (
     JsonOption,
     LayersOption,
     MinutesOption,
+    NameOption,
     PluginOption,
     RecipeOption,
     RunsOption,
     SeqLenOption,
     SetOption,
-    SourceOption,
+    SourcesOption,
     WidthOption,
     resolve,
     set_corpora,
+    sources,
 )
 from skipless.cli.renamed import renamed
 from skipless.errors import UserError
@@ -36,6 +38,7 @@ from skipless.errors import UserError
 if TYPE_CHECKING:
     from skipless.config.run import RunConfig
     from skipless.runs import Run
+    from skipless.training.branch import Branch
 
 
 @app.command(cls=renamed({"--resume auto": "--resume"}))
@@ -43,11 +46,9 @@ def train(
     recipe: RecipeOption = "laptop",
     block: BlockOption = None,
     config: ConfigOption = None,
-    name: Annotated[
-        str | None, typer.Option("--name", "-n", help="Name of the run.  [default: block and a hash]")
-    ] = None,
+    name: NameOption = None,
     runs: RunsOption = Path("runs"),
-    source: SourceOption = None,
+    source: SourcesOption = None,
     n_layer: LayersOption = None,
     d_model: WidthOption = None,
     n_head: HeadsOption = None,
@@ -73,6 +74,13 @@ def train(
     accept_changes: Annotated[
         bool, typer.Option("--accept-changes", help="Allow a changed configuration when resuming.")
     ] = False,
+    branch: Annotated[
+        str | None,
+        typer.Option(metavar="RUN[@STEP]", help="Go on from a run's checkpoint, in its configuration; with --decay."),
+    ] = None,
+    decay: Annotated[
+        int | None, typer.Option(help="With --branch: steps over which the learning rate goes to zero.", min=1)
+    ] = None,
     track: Annotated[str, typer.Option(help="tensorboard, wandb, trackio (comma-separated), or none.")] = "tensorboard",
     dry_run: Annotated[
         bool, typer.Option("--dry-run", help="Show sizes, memory and time; train one step; keep nothing.")
@@ -82,6 +90,8 @@ def train(
     as_json: JsonOption = False,
 ) -> None:
     """Train a model. With no argument: `sas-p` on the Python standard library's source, in minutes.
+
+    Without `--name`, a run is named after its block and a hash of its configuration.
 
     A file given with `--config` overrides the recipe, options override the file, and `--set` overrides everything. With
     `--source`, the held-out text is taken from that source, not from the recipe's.
@@ -97,9 +107,11 @@ def train(
     - `skipless train --recipe codeparrot --block sas --device cuda --dry-run`
 
     - `torchrun --nproc-per-node 8 -m skipless train --parallel fsdp`
+
+    - `skipless train --name decayed --branch stable@400 --decay 100`
     """
     given = {
-        "data.source": source,
+        "data.source": sources(source),
         "model.n_layer": n_layer,
         "model.d_model": d_model,
         "model.n_head": n_head,
@@ -116,14 +128,35 @@ def train(
     from skipless.recipes.variants import block_name
 
     set_corpora(corpus)
-    cfg = resolve(recipe, config, block, given, settings)
+    start = None
+    if branch is None:
+        if decay is not None:
+            raise UserError("--decay goes with --branch; for a run of its own use --set train.decay=…")
+        cfg = resolve(recipe, config, block, given, settings)
+    else:
+        others = [config, block, *(value for key, value in given.items() if key != "train.device")]
+        if decay is None or any(value is not None for value in others):
+            raise UserError("--branch takes --decay STEPS, and everything else from the run; change that with --set")
+        start, cfg = _branch(branch, runs, decay, device, settings)
     if name is None:
         name = f"{block.split(':')[0] if block else block_name(cfg.model.block)}-{cfg.digest}"
     if not name or Path(name).name != name or name.startswith("."):
         raise UserError(f"--name must be a plain folder name, got {name!r}; --runs says where the folder is made")
     trackers = [] if track == "none" else [one.strip() for one in track.split(",")]
-    how = {"resume": resume, "accept_changes": accept_changes, "trackers": trackers}
+    how = {"resume": resume, "accept_changes": accept_changes, "trackers": trackers, "branch": start}
     _train(cfg, None if dry_run else runs / name, how, cache_dir, as_json=as_json)
+
+
+def _branch(
+    text: str, runs: Path, decay: int, device: str | None, settings: list[str] | None
+) -> "tuple[Branch, RunConfig]":
+    """The checkpoint that is gone on from, and the configuration of a decay from there."""
+    from skipless.config.overrides import parse_overrides
+    from skipless.training.branch import Branch
+
+    start = Branch.find(text, runs)
+    where = {} if device is None else {"train.device": device}
+    return start, start.config(decay).override({**where, **parse_overrides(settings or [])})
 
 
 def _train(

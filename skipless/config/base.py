@@ -35,7 +35,8 @@ class Config(BaseModel):
         return type(self).model_validate(merged(self.model_dump(), changes))
 
 
-def _unicode(text: str) -> str:
+def unicode_text(text: str) -> str:
+    """The text; a ValueError where it is none that a file can hold."""
     try:
         text.encode()
     except UnicodeEncodeError:
@@ -43,7 +44,7 @@ def _unicode(text: str) -> str:
     return text
 
 
-Text = Annotated[str, AfterValidator(_unicode)]
+Text = Annotated[str, AfterValidator(unicode_text)]
 
 
 def differences(old: Config, new: Config) -> dict[str, tuple[Any, Any]]:

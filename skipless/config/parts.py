@@ -74,7 +74,7 @@ PARTS: dict[str, dict[str, Part]] = {
     ),
     "positions": _ours("positions", sinusoidal="", scaled_sinusoidal="", learned="", alibi="", rotary=""),
     "optimizer": _ours("optimizer", adamw="", muon="", sgd=""),
-    "schedule": _ours("schedule", linear="", cosine="", triangle="", constant=""),
+    "schedule": _ours("schedule", linear="", cosine="", triangle="", constant="", wsd=""),
 }
 """Kind → name → part."""
 

@@ -91,6 +91,12 @@ def plugins_of(config: Config) -> dict[str, Any]:
     return {"plugins": found} if found else {}
 
 
+def plugins_needed(config: Config) -> dict[str, Any]:
+    """The same without the paths of this machine, for what goes to others."""
+    found = plugins_of(config).get("plugins", [])
+    return {"plugins": [{**one, "file": None} for one in found]} if found else {}
+
+
 def _hash(file: Path | None) -> str | None:
     return hashlib.sha256(file.read_bytes()).hexdigest() if file and file.is_file() else None
 

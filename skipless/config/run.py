@@ -1,26 +1,54 @@
 """A run: its model, its data, its training; and how a pre-trained model is fine-tuned."""
 
 import hashlib
-from typing import Any, Literal, Self
+from fractions import Fraction
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     Field,
+    PlainValidator,
     PositiveInt,
     model_validator,
 )
 
-from skipless.config.base import Config, Text
+from skipless.config.base import Config, Text, unicode_text
 from skipless.config.model import ModelConfig
 from skipless.config.parts import OptimizerPart, SchedulePart
+
+OWN = "own"
+"""Source and tokeniser of a run on data of one's own, which no configuration can open (`skipless.fit`)."""
+
+
+def weighted_source(text: str) -> tuple[str, Fraction]:
+    """`SOURCE=WEIGHT`: what stands before the last `=`, and the number after it, exactly as it is written."""
+    spec, _, number = text.rpartition("=")
+    try:
+        weight = Fraction(number) if "/" not in number else Fraction(0)
+    except ValueError:
+        weight = Fraction(0)
+    if not spec or weight <= 0:
+        raise ValueError(f"one of several sources needs a weight above 0 at its end, as in {text + '=0.5'!r}")
+    return spec, weight
+
+
+def _checked_source(value: Any) -> str | tuple[str, ...]:
+    """One source, or several."""
+    several = isinstance(value, list | tuple)
+    texts = tuple(value) if several else (value,)
+    if not all(isinstance(text, str) for text in texts):
+        raise ValueError(f"a source is a text, or several are a list of texts with weights, got {value!r}")
+    texts = tuple(unicode_text(text) for text in texts)
+    return texts if several else texts[0]
 
 
 class DataConfig(Config):
     """A corpus: where its text comes from, how it is tokenised, and how the tokens are cut into rows."""
 
-    source: Text = Field(
+    source: Annotated[str | tuple[str, ...], PlainValidator(_checked_source)] = Field(
         "python-stdlib",
         description="`python-stdlib`, `files:GLOB`, `jsonl:PATH#field` (also .gz, .zst), or "
-        "`hf:DATASET[:config][@split]#field`.",
+        "`hf:DATASET[:config][@split]#field`; or a list of several with their weights, "
+        "`[files:a/*.py=0.7, jsonl:b.jsonl#text=0.3]`: their shares of the training sequences.",
     )
     valid_source: Text | None = Field(
         None, description="A source of held-out text; if not given, a part of the source's documents is held out."
@@ -52,8 +80,27 @@ class DataConfig(Config):
         None, ge=1, description="Read no further in a source once its distinct documents have this many bytes."
     )
 
+    @property
+    def mix(self) -> dict[str, Fraction] | None:
+        """The share of each source, where there are several; they add up to 1."""
+        if isinstance(self.source, str):
+            return None
+        weights = dict(map(weighted_source, self.source))
+        return {spec: weight / sum(weights.values()) for spec, weight in weights.items()}
+
+    @property
+    def source_text(self) -> str:
+        """The source or the sources, for people."""
+        return self.source if isinstance(self.source, str) else ", ".join(self.source)
+
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if not isinstance(self.source, str):
+            specs = [weighted_source(source)[0] for source in self.source]
+            if len(specs) < 2:
+                raise ValueError("a list of sources has two or more; one alone is a text")
+            if len(set(specs)) != len(specs):
+                raise ValueError(f"a source is named twice: {max(specs, key=specs.count)!r}")
         smallest = {"bpe": 257, "wordpiece": 64}.get(self.tokenizer, 1)
         if self.vocab_size < smallest:
             reason = "256 bytes and an end-of-text token" if self.tokenizer == "bpe" else "special tokens and letters"
@@ -89,12 +136,25 @@ class TrainConfig(Config):
 
     schedule: SchedulePart = Field(
         "linear",
-        description="Learning rate after the warm-up: linear (also as triangle) or cosine to zero, or constant.",
+        description="Learning rate after the warm-up: linear (also as triangle) or cosine to zero, constant, or wsd: "
+        "constant and then a line to zero (warm-up, stable, decay).",
     )
     warmup: float | None = Field(
         None, ge=0, description="Share of the budget below 1, else steps; by default 0.05, and 0.75 for `triangle`."
     )
     warmup_from: float = Field(0.0, ge=0, le=1, description="Where the warm-up begins, as a share of the peak.")
+    decay: float | None = Field(
+        None, gt=0, description="wsd: the decay at the end, a share of the budget below 1, else steps; by default 0.2."
+    )
+    branch: Text | None = Field(
+        None, description="The run (its configuration's hash) and the step that this one went on from: `1a2b3c4d@500`."
+    )
+    ema: float | None = Field(
+        None, gt=0, lt=1, description="Average the weights over steps by this factor, such as 0.999, and evaluate both."
+    )
+    activation_checkpointing: bool = Field(
+        False, description="Keep only the inputs of each block, and run it again in the backward pass: less memory."
+    )
 
     mask_share: float = Field(0.25, gt=0, lt=1, description="Masked language models: share of the tokens masked.")
 
@@ -134,7 +194,16 @@ class TrainConfig(Config):
             raise ValueError("a warm-up in steps needs a budget in steps; give a share below 1")
         if self.warmup is not None and self.steps is not None and self.warmup >= 1 and self.warmup > self.steps:
             raise ValueError(f"a warm-up of {self.warmup:g} steps is longer than the training of {self.steps}")
+        self._check_decay()
         return self
+
+    def _check_decay(self) -> None:
+        if self.decay is not None and self.schedule != "wsd":
+            raise ValueError(f"decay belongs to schedule 'wsd', and this one is {self.schedule!r}")
+        if self.decay is not None and self.decay >= 1 and self.steps is None:
+            raise ValueError("a decay in steps needs a budget in steps; give a share below 1")
+        if self.schedule == "wsd" and self.warmup_share + self.decay_share > 1:
+            raise ValueError("warm-up and decay together are longer than the training")
 
     @property
     def micro_rows(self) -> int:
@@ -147,6 +216,16 @@ class TrainConfig(Config):
         if self.warmup is None:
             return 0.75 if self.schedule == "triangle" else 0.05
         return self.warmup / self.steps if self.warmup >= 1 and self.steps else self.warmup
+
+    @property
+    def decay_share(self) -> float:
+        """The decay of `wsd` as a share of the budget."""
+        decay = 0.2 if self.decay is None else self.decay
+        return decay / self.steps if decay >= 1 and self.steps else decay
+
+
+ADDED = ("decay", "branch", "ema", "activation_checkpointing")
+"""Keys that came after runs were published: at their defaults they are not in a digest, which stays what it was."""
 
 
 class ParallelConfig(Config):
@@ -218,7 +297,9 @@ class RunConfig(Config):
     @property
     def digest(self) -> str:
         """Eight hexadecimal digits of a hash of the configuration: equal ones are the same run."""
-        return hashlib.sha256(self.model_dump_json(exclude={"parallel"}).encode()).hexdigest()[:8]
+        added = {key for key in ADDED if getattr(self.train, key) == TrainConfig.model_fields[key].default}
+        text = self.model_dump_json(exclude={"parallel": True, "train": added})
+        return hashlib.sha256(text.encode()).hexdigest()[:8]
 
 
 class FinetuneConfig(Config):

@@ -10,8 +10,9 @@ Nothing here imports torch, and there is no loader whose state would have to be 
 
 from skipless.data.corpus import Corpus, prepare
 from skipless.data.masking import mask_tokens
+from skipless.data.mixed_tokens import MixedTokens
 from skipless.data.sources import SOURCES
 from skipless.data.tokenizer import Tokenizer
 from skipless.data.tokens import Tokens
 
-__all__ = ["SOURCES", "Corpus", "Tokenizer", "Tokens", "mask_tokens", "prepare"]
+__all__ = ["SOURCES", "Corpus", "MixedTokens", "Tokenizer", "Tokens", "mask_tokens", "prepare"]

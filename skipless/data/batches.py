@@ -3,7 +3,7 @@
 import numpy as np
 
 from skipless.config.run import RunConfig
-from skipless.data import Corpus, Tokens, mask_tokens
+from skipless.data import Corpus, MixedTokens, Tokens, mask_tokens
 
 HELD_OUT = 2**40
 """Added to the number of a held-out sequence, so that its mask is not one that training uses."""
@@ -16,7 +16,7 @@ def training_batch(cfg: RunConfig, corpus: Corpus, first: int, count: int) -> tu
 
 
 def held_out_batch(
-    cfg: RunConfig, corpus: Corpus, tokens: Tokens, rows: np.ndarray, first: int
+    cfg: RunConfig, corpus: Corpus, tokens: Tokens | MixedTokens, rows: np.ndarray, first: int
 ) -> tuple[np.ndarray, np.ndarray]:
     """Inputs and labels of held-out rows, the first of which is number `first` of an evaluation."""
     return _inputs_and_labels(cfg, corpus, tokens.rows(rows), 0, HELD_OUT + first)

@@ -3,7 +3,7 @@
 import os
 import platform
 from collections import deque
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Iterable, Iterator, Sequence
 from concurrent.futures import Future, ThreadPoolExecutor
 from contextlib import contextmanager
 from dataclasses import dataclass
@@ -11,12 +11,13 @@ from importlib.metadata import version
 from pathlib import Path
 from typing import Any, Self
 
-import numpy as np
 import tokenizers
 
 from skipless.config.run import DataConfig
 from skipless.data.documents import Counts, Document, Piece, Seen, Split, distinct, pieces, seen_on_disk, split_of
+from skipless.data.mixed_tokens import MixedTokens
 from skipless.data.sources import Source, open_source
+from skipless.data.token_writer import TokenWriter
 from skipless.data.tokenizer import TRAINERS, Tokenizer, fetch, train
 from skipless.data.tokens import Tokens
 from skipless.errors import UserError, user_path
@@ -35,7 +36,6 @@ BATCH = 2**20
 SAMPLED_FROM = 256 * 2**20
 """Bytes from which a file is not read whole when it is opened again, but checked by samples."""
 
-_SPLITS: tuple[Split, ...] = ("train", "valid")
 _AHEAD = 2
 
 
@@ -46,8 +46,10 @@ class Corpus:
     path: Path
     info: dict[str, Any]
     tokenizer: Tokenizer
-    train: Tokens
+    train: Tokens | MixedTokens
+    """Of several sources, a file each, mixed by their weights."""
     valid: Tokens
+    """Of several sources, the held-out documents of all, one after another."""
 
     @property
     def fingerprint(self) -> str:
@@ -70,9 +72,11 @@ class Corpus:
                 cfg.packing,
                 n_bytes=info["splits"][split]["bytes"],
             )
-            for split in _SPLITS
+            for split in splits_of(cfg)
         }
-        return cls(path, info, Tokenizer.load(path / "tokenizer.json"), **parts)
+        valid, mix = parts.pop("valid"), cfg.mix
+        train = parts["train"] if mix is None else MixedTokens(list(parts.values()), list(mix.values()))
+        return cls(path, info, Tokenizer.load(path / "tokenizer.json"), train, valid)
 
 
 def prepare(
@@ -139,8 +143,15 @@ def _reopen(folder: Path, cfg: DataConfig, report: Progress) -> Corpus | None:
         return None
 
 
+def splits_of(cfg: DataConfig) -> tuple[Split, ...]:
+    """The parts of a corpus, a file each: of several sources, one for the training part of each."""
+    mix = cfg.mix
+    return ("train", "valid") if mix is None else (*(f"train-{number}" for number in range(len(mix))), "valid")
+
+
 def _require_rows(corpus: Corpus, cfg: DataConfig) -> None:
-    for split, tokens in (("training", corpus.train), ("validation", corpus.valid)):
+    train = corpus.train.parts if isinstance(corpus.train, MixedTokens) else [corpus.train]
+    for split, tokens in (*(("training", part) for part in train), ("validation", corpus.valid)):
         wanted = split == "training" or cfg.valid_source is not None or cfg.valid_fraction > 0
         if wanted and not len(tokens):
             raise UserError(
@@ -154,7 +165,8 @@ class _Plan:
     """A configuration with its sources opened, its tokeniser loaded if it is not to be trained, and its cache key."""
 
     cfg: DataConfig
-    source: Source
+    sources: list[Source]
+    """One, or those of a mix, in its order."""
     valid_source: Source | None
     tokenizer: Tokenizer | None
     fingerprints: list[str]
@@ -162,35 +174,43 @@ class _Plan:
 
     @classmethod
     def make(cls, cfg: DataConfig) -> Self:
-        source = open_source(cfg.source)
+        mix = cfg.mix
+        sources = [open_source(str(cfg.source))] if mix is None else [open_source(spec) for spec in mix]
         valid_source = open_source(cfg.valid_source) if cfg.valid_source is not None else None
         tokenizer = None if cfg.tokenizer in TRAINERS else fetch(cfg.tokenizer)
-        fingerprints = _fingerprints(source, valid_source)
+        fingerprints = _fingerprints(sources, valid_source)
         matters = {"format": FORMAT, "fingerprints": fingerprints, **_what_matters(cfg, tokenizer)}
         key = hash_value(matters)[:32]
-        return cls(cfg, source, valid_source, tokenizer, fingerprints, key)
+        return cls(cfg, sources, valid_source, tokenizer, fingerprints, key)
 
     def documents(self, seen: Seen, counts: Counts) -> Iterator[tuple[Split, Document]]:
         """Distinct documents and their parts; a held-out source comes first, so that training repeats none of it."""
+        for part in self.in_turn(seen, counts):
+            yield from part
+
+    def in_turn(self, seen: Seen, counts: Counts) -> Iterator[Iterator[tuple[Split, Document]]]:
+        """The same, source by source. A document of two sources is one of the first of them."""
         limits = {"max_documents": self.cfg.max_documents, "max_bytes": self.cfg.max_bytes}
-        if self.valid_source is None:
-            for document in distinct(self.source, seen, counts, **limits):
-                yield split_of(document, self.cfg.valid_fraction), document
-            return
-        for document in distinct(self.valid_source, seen, counts, **limits):
-            yield "valid", document
-        for document in distinct(self.source, seen, counts, **limits):
-            yield "train", document
+        if self.valid_source is not None:
+            yield (("valid", document) for document in distinct(self.valid_source, seen, counts, **limits))
+        fraction = self.cfg.valid_fraction if self.valid_source is None else 0.0
+        for split, source in zip(splits_of(self.cfg), self.sources, strict=False):
+            yield self._split(split, distinct(source, seen, counts, **limits), fraction)
+
+    @staticmethod
+    def _split(split: Split, documents: Iterator[Document], fraction: float) -> Iterator[tuple[Split, Document]]:
+        for document in documents:
+            yield split if split_of(document, fraction) == "train" else "valid", document
 
     def total_bytes(self) -> int | None:
         """About how much text there is, if that is known."""
-        sizes = [source.total_bytes() for source in (self.source, self.valid_source) if source is not None]
+        sizes = [source.total_bytes() for source in (*self.sources, self.valid_source) if source is not None]
         limited = [min(size, self.cfg.max_bytes or size) for size in sizes if size is not None]
         return sum(limited) if len(limited) == len(sizes) else None
 
 
-def _fingerprints(source: Source, valid_source: Source | None) -> list[str]:
-    return [part.fingerprint() for part in (source, valid_source) if part is not None]
+def _fingerprints(sources: Sequence[Source], valid_source: Source | None) -> list[str]:
+    return [part.fingerprint() for part in (*sources, valid_source) if part is not None]
 
 
 def _what_matters(cfg: DataConfig, tokenizer: Tokenizer | None) -> dict[str, Any]:
@@ -218,7 +238,7 @@ def _build(plan: _Plan, stage: Path, report: Progress) -> None:
     with seen_on_disk(stage / "seen.sqlite") as seen:
         writers = _tokenise(plan, tokenizer, plan.documents(seen, counts), stage, report)
     _require_documents(plan.cfg, writers, counts)
-    if _fingerprints(plan.source, plan.valid_source) != plan.fingerprints:
+    if _fingerprints(plan.sources, plan.valid_source) != plan.fingerprints:
         raise UserError(f"source {plan.cfg.source!r} changed while it was read; prepare it again")
     about = {
         "format": FORMAT,
@@ -236,7 +256,7 @@ def _build(plan: _Plan, stage: Path, report: Progress) -> None:
             "python": platform.python_version(),
         },
     }
-    names = ("train.bin", "valid.bin", "tokenizer.json")
+    names = (*(f"{split}.bin" for split in splits_of(plan.cfg)), "tokenizer.json")
     files = {name: FileEntry.of(stage / name, sampled_from=SAMPLED_FROM) for name in names}
     Manifest(about, files).write(stage)
 
@@ -245,8 +265,13 @@ def _dtype(tokenizer: Tokenizer) -> str:
     return "uint16" if tokenizer.vocab_size <= 65535 else "uint32"
 
 
-def _require_documents(cfg: DataConfig, writers: dict[Split, "_Writer"], counts: Counts) -> None:
-    n_train, n_valid = writers["train"].documents, writers["valid"].documents
+def _require_documents(cfg: DataConfig, writers: dict[Split, TokenWriter], counts: Counts) -> None:
+    for spec, writer in zip(cfg.mix or {}, writers.values(), strict=False):
+        if not writer.documents:
+            why = f"{counts.empty} blank ones and {counts.duplicates} repetitions in all sources"
+            raise UserError(f"source {spec!r} has no documents to train on that are its own ({why})")
+    n_train = sum(writer.documents for split, writer in writers.items() if split != "valid")
+    n_valid = writers["valid"].documents
     if not n_train + n_valid:
         raise UserError(f"source {cfg.source!r} has no documents ({counts.empty} blank ones)")
     if cfg.valid_source is not None and not (n_train and n_valid):
@@ -261,18 +286,26 @@ def _require_documents(cfg: DataConfig, writers: dict[Split, "_Writer"], counts:
 
 
 def _training_text(plan: _Plan, stage: Path, report: Progress) -> Iterator[str]:
-    """The first `tokenizer_bytes` of the training part, from the beginning of the source."""
-    done, limit = 0, plan.cfg.tokenizer_bytes
+    """The first `tokenizer_bytes` of the training part, from the source's beginning; of several, by their shares."""
+    mix = plan.cfg.mix
+    shares = {"train": 1} if mix is None else dict(zip(splits_of(plan.cfg), mix.values(), strict=False))
+    total = 0
     with seen_on_disk(stage / "seen.sqlite") as seen:
-        for split, document in plan.documents(seen, Counts()):
-            if split != "train":
-                continue
-            for piece in pieces(split, document, cut=True):
-                yield piece.text
-                done += len(piece.text.encode())
+        for documents in plan.in_turn(seen, Counts()):
+            done = 0
+            for split, document in documents:
+                if split == "valid":
+                    continue
+                limit = plan.cfg.tokenizer_bytes * shares[split]
+                for piece in pieces(split, document, cut=True):
+                    yield piece.text
+                    done += len(piece.text.encode())
+                    if done >= limit:
+                        break
+                report("train tokenizer", total + done, plan.cfg.tokenizer_bytes)
                 if done >= limit:
-                    return
-            report("train tokenizer", done, limit)
+                    break
+            total += done
 
 
 def _tokenise(
@@ -281,9 +314,12 @@ def _tokenise(
     documents: Iterable[tuple[Split, Document]],
     stage: Path,
     report: Progress,
-) -> dict[Split, "_Writer"]:
+) -> dict[Split, TokenWriter]:
     window = plan.cfg.seq_len if plan.cfg.packing == "chunks" else None
-    writers = {split: _Writer(stage / f"{split}.bin", _dtype(tokenizer), tokenizer.end_id, window) for split in _SPLITS}
+    writers = {
+        split: TokenWriter(stage / f"{split}.bin", _dtype(tokenizer), tokenizer.end_id, window)
+        for split in splits_of(plan.cfg)
+    }
     cut, total, done = tokenizer.cuts_at_newlines(), plan.total_bytes(), 0
     parts = (piece for split, document in documents for piece in pieces(split, document, cut=cut))
     try:
@@ -321,54 +357,3 @@ def _batches(parts: Iterable[Piece]) -> Iterator[list[Piece]]:
             batch, size = [], 0
     if batch:
         yield batch
-
-
-class _Writer:
-    """Appends documents to a file of tokens.
-
-    As a stream: the tokens of each document and an end-of-text token. In windows, which is how CodeParrot was
-    prepared: as many whole windows as the document fills, no end-of-text token, and the rest dropped; the document's
-    bytes then count in proportion to the tokens that were kept.
-    """
-
-    def __init__(self, path: Path, dtype: str, end_id: int, window: int | None) -> None:
-        self.documents = self.tokens = self.dropped = self.n_bytes = 0
-        self._dtype = np.dtype(dtype).newbyteorder("<")
-        self._end_id = end_id
-        self._window = window
-        self._kept = 0
-        self._rest: list[int] = []
-        self._file = path.open("wb", buffering=2**20)
-
-    def add(self, ids: list[int], last: bool, n_bytes: int) -> None:
-        """Append a piece; `n_bytes` is the size of the whole document, known with its last piece."""
-        if self._window is None:
-            self._kept += len(ids)
-            self._write([*ids, self._end_id] if last else ids)
-        else:
-            ids = self._rest + ids
-            whole = len(ids) // self._window * self._window
-            self._kept += whole
-            self._write(ids[:whole])
-            self._rest = ids[whole:]
-        if last:
-            self._finish_document(n_bytes)
-
-    def _write(self, ids: list[int]) -> None:
-        self._file.write(np.array(ids, dtype=self._dtype).tobytes())
-        self.tokens += len(ids)
-
-    def _finish_document(self, n_bytes: int) -> None:
-        kept, rest = self._kept, len(self._rest)
-        self.documents += 1
-        self.dropped += rest
-        self.n_bytes += round(n_bytes * kept / (kept + rest)) if rest else n_bytes
-        self._kept, self._rest = 0, []
-
-    def counts(self) -> dict[str, int]:
-        """What went into the file."""
-        return {"documents": self.documents, "tokens": self.tokens, "dropped": self.dropped, "bytes": self.n_bytes}
-
-    def close(self) -> None:
-        """Write what is buffered."""
-        self._file.close()

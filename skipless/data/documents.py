@@ -7,11 +7,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Literal, NamedTuple
+from typing import NamedTuple
 
 from skipless.data.sources import Source
 
-Split = Literal["train", "valid"]
+Split = str
+"""`train` or `valid`; where several sources are mixed, `train-0`, `train-1`, … or `valid`."""
+
 PIECE = 64 * 2**10
 """Characters from which on a document is cut for the tokeniser, which works on the pieces in parallel."""
 

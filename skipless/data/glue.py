@@ -15,26 +15,19 @@ from typing import Any
 import numpy as np
 
 from skipless.config.reading import read_bytes
+from skipless.data.labelled import Examples, Task, TaskData, label_array, label_number
 from skipless.data.sources import optional
-from skipless.data.tokenizer import Tokenizer
 from skipless.errors import UserError, did_you_mean, first_line, unknown, user_path
 
 BINARY = ("0", "1")
 ENTAILMENT = ("entailment", "not_entailment")
 
 
-@dataclass(frozen=True)
-class Task:
-    """One task of GLUE: its files, its columns, its answers, its official metrics."""
+@dataclass(frozen=True, kw_only=True)
+class GlueTask(Task):
+    """One task of GLUE: also where its files are, and what they are called elsewhere."""
 
-    name: str
     folder: str
-    texts: tuple[str, ...]
-    """Columns of the sentence, or of both."""
-    label: str
-    labels: tuple[str, ...]
-    """The answers, in the order of the hub's numbers; none for a regression."""
-    metrics: tuple[str, ...]
     dev: Mapping[str, str]
     """Column of the paper's table → file."""
     test: Mapping[str, str]
@@ -45,26 +38,15 @@ class Task:
     """The columns of training and dev files that have no header."""
     skips_short_rows: bool = False
     """Whether the official file has rows that are cut off, which everyone leaves out."""
-    range: tuple[float, float] = (-np.inf, np.inf)
-    """Of the answers of a regression."""
-
-    @property
-    def is_regression(self) -> bool:
-        """Whether the answer is a number."""
-        return not self.labels
-
-    @property
-    def outputs(self) -> int:
-        """Width of the classifier."""
-        return len(self.labels) or 1
 
 
-def _task(name: str, folder: str, texts: str, labels: tuple[str, ...], metrics: str, **more: Any) -> Task:
+def _task(name: str, folder: str, texts: str, labels: tuple[str, ...], metrics: str, **more: Any) -> GlueTask:
     files: dict[str, Any] = {"dev": {name: "dev.tsv"}, "test": {folder: "test.tsv"}, "label": "label"}
-    return Task(name, folder, tuple(texts.split(", ")), labels=labels, metrics=tuple(metrics.split()), **files | more)
+    known: dict[str, Any] = {"texts": tuple(texts.split(", ")), "labels": labels, "metrics": tuple(metrics.split())}
+    return GlueTask(name=name, folder=folder, **known, **files | more)
 
 
-TASKS: dict[str, Task] = {
+TASKS: dict[str, GlueTask] = {
     task.name: task
     for task in (
         _task(
@@ -108,7 +90,7 @@ COLUMNS = tuple(column for task in TASKS.values() for column in task.dev)
 """Of the paper's table 2, whose average counts both parts of MNLI."""
 
 
-def parse_tasks(names: str) -> list[Task]:
+def parse_tasks(names: str) -> list[GlueTask]:
     """`all` (without WNLI), or names with commas, in the order of the table; SST-2 is also sst2."""
     wanted = set()
     for name in names.split(","):
@@ -132,39 +114,7 @@ def parse_rows(text: str) -> int | dict[str, int]:
     return {task.name: rows for (name, _, _), rows in zip(parts, numbers, strict=True) for task in parse_tasks(name)}
 
 
-@dataclass(frozen=True)
-class Examples:
-    """Rows of a file, with their answers where they are known."""
-
-    source: str
-    """The file, for messages."""
-    texts: list[tuple[str, ...]]
-    labels: np.ndarray | None
-    """Numbers of the answers, or the answers of a regression."""
-    lines: list[int]
-    """Where each row stands in the file, counted from 1."""
-    index: list[str]
-    """What the leaderboard calls each row."""
-    skipped: int = 0
-    """Short rows that were left out."""
-
-    def __len__(self) -> int:
-        return len(self.texts)
-
-
-@dataclass(frozen=True)
-class TaskData:
-    """What a task is trained on, measured on, and asked."""
-
-    task: Task
-    train: Examples
-    dev: dict[str, Examples]
-    """By column of the table."""
-    test: dict[str, Examples]
-    """By name at the leaderboard; only those that are there."""
-
-
-def read_task(source: Path | str, task: Task) -> TaskData:
+def read_task(source: Path | str, task: GlueTask) -> TaskData:
     """All of a task, from the folder of GLUE or from `hf:DATASET` on the hub."""
     text = str(source)
     if text.startswith("hf:"):
@@ -191,7 +141,7 @@ def _near(path: Path) -> str:
 # ------------------------------------------------------------------------------ TSV files
 
 
-def read_tsv(path: Path, task: Task, *, labelled: bool = True) -> Examples:
+def read_tsv(path: Path, task: GlueTask, *, labelled: bool = True) -> Examples:
     """The rows of an official file."""
     lines = _lines(path)
     columns, start = _columns(path, task, lines, labelled)
@@ -204,13 +154,13 @@ def read_tsv(path: Path, task: Task, *, labelled: bool = True) -> Examples:
             raise UserError(f"{path}, row {number}: {len(fields)} fields, too few for {_listed(task, labelled)}")
         texts.append(tuple(fields[columns[name]] for name in task.texts))
         if labelled:
-            labels.append(_label(task, fields[columns[task.label]], f"{path}, row {number}"))
+            labels.append(label_number(task, fields[columns[task.label]], f"{path}, row {number}"))
         index.append(fields[columns["index"]] if "index" in columns else str(len(index)))
         numbers.append(number)
     if not texts:
         raise UserError(f"{path} has no rows")
     skipped = len(lines) - start - len(texts)
-    return Examples(str(path), texts, _label_array(task, labels) if labelled else None, numbers, index, skipped)
+    return Examples(str(path), texts, label_array(task, labels) if labelled else None, numbers, index, skipped)
 
 
 def _lines(path: Path) -> list[str]:
@@ -229,7 +179,7 @@ def _lines(path: Path) -> list[str]:
     return lines[:-1] if not lines[-1] else lines
 
 
-def _columns(path: Path, task: Task, lines: list[str], labelled: bool) -> tuple[dict[str, int], int]:
+def _columns(path: Path, task: GlueTask, lines: list[str], labelled: bool) -> tuple[dict[str, int], int]:
     """Where each column is, and how many lines the header has."""
     header = task.columns if task.columns and labelled else tuple(lines[0].split("\t"))
     columns = {name: number for number, name in enumerate(header)}
@@ -241,37 +191,18 @@ def _columns(path: Path, task: Task, lines: list[str], labelled: bool) -> tuple[
     return columns, int(header is not task.columns)
 
 
-def _needed(task: Task, labelled: bool) -> tuple[str, ...]:
+def _needed(task: GlueTask, labelled: bool) -> tuple[str, ...]:
     return (*task.texts, task.label) if labelled else task.texts
 
 
-def _listed(task: Task, labelled: bool) -> str:
+def _listed(task: GlueTask, labelled: bool) -> str:
     return ", ".join(_needed(task, labelled))
-
-
-def _label(task: Task, text: str, where: str) -> float:
-    if not task.is_regression:
-        if text not in task.labels:
-            raise UserError(f"{where}: label {text!r} is not one of {', '.join(task.labels)}")
-        return task.labels.index(text)
-    try:
-        value = float(text)
-    except ValueError:
-        value = np.nan
-    if not task.range[0] <= value <= task.range[1]:
-        low, high = task.range
-        raise UserError(f"{where}: {task.label} {text!r} is not a number from {low:g} to {high:g}")
-    return value
-
-
-def _label_array(task: Task, labels: Sequence[float]) -> np.ndarray:
-    return np.array(labels, dtype=np.float32 if task.is_regression else np.int64)
 
 
 # --------------------------------------------------------------------------------- the hub
 
 
-def _read_hub(name: str, task: Task) -> TaskData:
+def _read_hub(name: str, task: GlueTask) -> TaskData:
     datasets = optional("datasets", "hub", f"GLUE from 'hf:{name}'")
     try:
         found = datasets.load_dataset(name, task.name)
@@ -295,7 +226,7 @@ def _read_hub(name: str, task: Task) -> TaskData:
     )
 
 
-def _hub_split(where: str, task: Task, rows: Any, labelled: bool) -> Examples:
+def _hub_split(where: str, task: GlueTask, rows: Any, labelled: bool) -> Examples:
     names = task.hub_texts or task.texts
     missing = [column for column in (*names, "label") if column not in rows.column_names]
     if missing:
@@ -310,32 +241,8 @@ def _hub_split(where: str, task: Task, rows: Any, labelled: bool) -> Examples:
         raise UserError(f"{where} has no rows")
     numbers = list(range(1, len(texts) + 1))
     return Examples(
-        where, texts, _label_array(task, labels) if labelled else None, numbers, [str(n - 1) for n in numbers]
+        where, texts, label_array(task, labels) if labelled else None, numbers, [str(n - 1) for n in numbers]
     )
-
-
-# ----------------------------------------------------------------------------------- tokens
-
-
-def encode(tokenizer: Tokenizer, texts: Sequence[tuple[str, ...]], length: int) -> list[list[int]]:
-    """Each sentence and an end token, as the pre-training packed its documents: `a [SEP]`, or `a [SEP] b [SEP]`.
-
-    There are no token types, as crammed BERT has none: the end token tells the sentences apart. Where two sentences
-    are too long together, tokens are taken from the end of the longer one.
-    """
-    parts = [tokenizer.encode_batch(list(column)) for column in zip(*texts, strict=True)]
-    end = tokenizer.end_id
-    return [[token for part in _cut(list(row), length) for token in (*part, end)] for row in zip(*parts, strict=True)]
-
-
-def _cut(parts: list[list[int]], length: int) -> list[list[int]]:
-    """One or two sequences that with an end token each are no longer than `length`."""
-    room = length - len(parts)
-    if len(parts) == 1:
-        return [parts[0][:room]]
-    first, second = parts
-    kept = min(len(second), max(room // 2, room - len(first)))
-    return [first[: room - kept], second[:kept]]
 
 
 def predictions(task: Task, index: Sequence[str], answers: np.ndarray) -> str:

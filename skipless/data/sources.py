@@ -92,7 +92,7 @@ class JsonLines(Source):
 
     def __iter__(self) -> Iterator[str]:
         for path in _matching(self.pattern):
-            for number, line in enumerate(_lines(path), start=1):
+            for number, line in enumerate(file_lines(path), start=1):
                 if not line.isspace():
                     yield self._document(line, f"{path}, line {number}")
 
@@ -308,7 +308,8 @@ def _hint(path: Path) -> str:
     return ""
 
 
-def _lines(path: Path) -> Iterator[bytes]:
+def file_lines(path: Path) -> Iterator[bytes]:
+    """The lines of a file, which may be compressed (.gz, .zst), one at a time."""
     try:
         with _open(path) as file:
             yield from file

@@ -56,9 +56,13 @@ class Tokens:
         Sequence k is a pure function of (seed, k): epoch k // n_rows visits every row once, each epoch in another
         order. To resume, or to give each of many workers its part, ask for other numbers.
         """
-        if not len(self):
-            raise UserError(f"{self.path} has {self.n_tokens} tokens: not one row of {self.row_len}")
         if first < 0 or count < 0:
             raise ValueError(f"sequences are numbered from 0, got first={first}, count={count}")
-        epoch, position = np.divmod(np.arange(first, first + count), len(self))
+        return self.sequences(seed, np.arange(first, first + count))
+
+    def sequences(self, seed: int, numbers: np.ndarray) -> np.ndarray:
+        """Sequences of any numbers of the endless stream, as int64 (numbers, row_len)."""
+        if not len(self):
+            raise UserError(f"{self.path} has {self.n_tokens} tokens: not one row of {self.row_len}")
+        epoch, position = np.divmod(numbers, len(self))
         return self.rows(permute(position, len(self), mix(seed, epoch)))

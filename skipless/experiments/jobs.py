@@ -6,7 +6,7 @@ from dataclasses import dataclass, replace
 from pathlib import Path
 
 from skipless.config.run import FinetuneConfig, RunConfig
-from skipless.data.glue import Task, parse_tasks, read_task
+from skipless.data.glue import GlueTask, parse_tasks, read_task
 from skipless.errors import UserError, unknown
 from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.estimates import cost
@@ -95,7 +95,7 @@ class FineTuning(Job):
                         remove_folder(fit)
                 sweep(self.folder)
 
-    def _wanted(self) -> list[tuple[Task, int]]:
+    def _wanted(self) -> list[tuple[GlueTask, int]]:
         return [(task, seed) for task in parse_tasks(self.protocol.tasks) for seed in range(self.seeds)]
 
     def work(self, cache_dir: Path | None) -> Work:

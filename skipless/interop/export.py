@@ -20,12 +20,14 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from skipless.config.plugins import plugins_needed
 from skipless.config.reading import read_bytes
 from skipless.errors import MissingExtra, UserError, unknown, user_path
-from skipless.interop.export_folder import Model, plugins_needed, write_config, write_tokenizer
+from skipless.interop.export_folder import Model, write_config, write_tokenizer
 from skipless.interop.model_card import model_card
 from skipless.interop.onnx import to_onnx
-from skipless.runs import choose_checkpoint, find_run, is_export, load, load_checkpoint
+from skipless.nn.model import SequenceClassifier
+from skipless.runs import choose_checkpoint, find_run, is_classifier, is_export, load, load_checkpoint
 from skipless.storage.files import remove_folder, staged_folder
 
 WRITTEN = re.compile(
@@ -43,7 +45,7 @@ def export_run(
 ) -> Path:
     """Export a checkpoint of a run, or what is in an export; `to` is `hf`, `onnx` or `safetensors`."""
     _check(to, _place(out), overwrite)
-    if is_export(Path(path)):
+    if is_export(Path(path)) or is_classifier(Path(path)):
         return export_model(load(path, checkpoint=checkpoint), to, out, overwrite=overwrite)
     run = find_run(path)
     chosen = choose_checkpoint(run, checkpoint)
@@ -133,12 +135,14 @@ def _to_hf(model: Model, folder: Path) -> None:
 
     wrapped = wrap(model)
     wrapped.config.auto_map = AUTO_MAP  # and with it the models' source
-    for name, value in plugins_needed(model).items():
+    for name, value in plugins_needed(model.config).items():
         setattr(wrapped.config, name, value)
     with _without_bars():
         wrapped.save_pretrained(folder)
         if model.tokenizer is not None:
-            wrap_tokenizer(model.tokenizer, model.config.max_seq_len).save_pretrained(folder)
+            asked = isinstance(model, SequenceClassifier)
+            longest = (model.max_input if asked else None) or model.config.max_seq_len
+            wrap_tokenizer(model.tokenizer, longest, closes=asked).save_pretrained(folder)
 
 
 @contextmanager

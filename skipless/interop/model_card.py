@@ -56,7 +56,7 @@ def _training(run: Run, step: int | None) -> str:
             last = record
             measured |= {key: record[key] for key in METRICS if record.get(key) is not None}
     rows = {
-        "text": f"`{cfg.data.source}`",
+        "text": f"`{cfg.data.source_text}`",
         "tokeniser": f"`{cfg.data.tokenizer}`",
         "distinct training tokens": f"{info.get('data', {}).get('train_tokens', 0):,}",
         "steps": f"{last.get('step', 0):,}" + (f" of {cfg.train.steps:,}" if cfg.train.steps else ""),

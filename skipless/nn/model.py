@@ -3,6 +3,8 @@
 Shapes: B batch, T tokens, d width, V vocabulary.
 """
 
+from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Self
 
 import torch
@@ -60,6 +62,12 @@ class Transformer(Stack, nn.Module):
         from skipless.nn.kernels.folding import fold
 
         return fold(self)
+
+    def save(self, path: Path | str) -> None:
+        """Write a new folder with the weights, the configuration and the tokeniser, which `skipless.load` opens."""
+        from skipless.nn.saving import save
+
+        save(self, Path(path))
 
     def num_parameters(self, *, trainable_only: bool = True) -> int:
         """Parameters, a tied matrix counted once."""
@@ -159,6 +167,34 @@ class CausalLM(LanguageModel):
         cache.advance(ids.shape[1])
         return hidden
 
+    def generate(
+        self,
+        prompt: Any,
+        max_new_tokens: int = 100,
+        *,
+        temperature: float = 1.0,
+        top_k: int | None = None,
+        top_p: float | None = None,
+        repetition_penalty: float = 1.0,
+        stop_ids: Sequence[int] = (),
+        seed: int = 0,
+        cache: str = "auto",
+    ) -> Any:
+        """Go on from a text, from several, or from (B, T) ids; returns the same kind, with what was written behind it.
+
+        With texts it ends where the model ends the text; with ids, at one of `stop_ids`, of which the first then fills
+        the row. A temperature of 0 takes the likeliest token. The model is in eval mode meanwhile.
+        """
+        from skipless.nn.sampling import Sampling, continue_prompts
+
+        how = Sampling(temperature, top_k, top_p, repetition_penalty, seed, tuple(stop_ids))
+        was_training = self.training
+        self.eval()
+        try:
+            return continue_prompts(self, prompt, max_new_tokens, how, mode=cache)
+        finally:
+            self.train(was_training)
+
 
 class MaskedLM(LanguageModel):
     """A BERT-style encoder: each token sees all."""
@@ -184,22 +220,38 @@ class MaskedLM(LanguageModel):
 
 
 class SequenceClassifier(Transformer):
-    """An encoder with a head on the mean of the real tokens: classification, or regression with one label."""
+    """A head on the mean of an encoder's real tokens, or on a decoder's last one, which alone has seen all others.
 
-    causal = False
+    Classification, or with one label regression.
+    """
 
-    def __init__(self, cfg: ModelConfig, num_labels: int) -> None:
+    labels: tuple[str, ...] = ()
+    """Names of the classes, where they are known."""
+    texts: tuple[str, ...] = ("text",)
+    """Columns of the text, or of both, that it was trained on."""
+    max_input: int | None = None
+    """Tokens to which its inputs were cut, where that is known."""
+
+    def __init__(self, cfg: ModelConfig, num_labels: int, *, causal: bool = False) -> None:
         super().__init__(cfg)
         if num_labels < 1:
             raise UserError(f"num_labels must be at least 1, got {num_labels}")
-        self.num_labels = num_labels
+        self.num_labels, self.causal = num_labels, causal
         self.pooler = nn.Linear(cfg.d_model, cfg.d_model)
         self.classifier = nn.Linear(cfg.d_model, num_labels)
         _finish(self)
 
     def forward(self, ids: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """(B, T) → (B, num_labels)."""
-        pooled = mean_of_real(self.hidden(ids, attention_mask), as_padding(attention_mask))
+        padding = as_padding(attention_mask)
+        if self.causal:
+            # ONNX has no stable sort, by which padding is moved aside: in a graph it has to stand on the right
+            exported = torch.compiler.is_exporting()
+            return self._answer(last_of_real(self.hidden(ids, None if exported else attention_mask), padding))
+        return self._answer(mean_of_real(self.hidden(ids, attention_mask), padding))
+
+    def _answer(self, pooled: Tensor) -> Tensor:
+        """(B, d) → (B, num_labels)."""
         return self.classifier(self.dropout(torch.tanh(self.pooler(pooled))))
 
     def loss(self, ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
@@ -226,6 +278,15 @@ def mean_of_real(hidden: Tensor, padding: Tensor | None) -> Tensor:
         padding = torch.ones(hidden.shape[:2], device=hidden.device)
     real = padding.to(hidden.dtype)[..., None]
     return (hidden * real).sum(1) / real.sum(1).clamp(min=1)
+
+
+def last_of_real(hidden: Tensor, padding: Tensor | None) -> Tensor:
+    """The last real token of each sequence, (B, T, d) → (B, d)."""
+    if padding is None:
+        return hidden[:, -1]
+    places = torch.arange(padding.shape[1], device=padding.device)
+    last = torch.where(padding, places, 0).amax(dim=1)  # (B,)
+    return hidden.gather(1, last[:, None, None].expand(-1, 1, hidden.shape[-1])).squeeze(1)
 
 
 def as_padding(attention_mask: Tensor | None) -> Tensor | None:

@@ -53,6 +53,9 @@ FORMAT = 1
 
 STATE = "state.json"
 
+AVERAGE = "ema"
+"""The stem of the weights' average over steps, beside `model`."""
+
 _ASIDE = ".old-"
 
 _FOLDER = re.compile(rf"({re.escape(_ASIDE)})?step-(?P<step>\d{{8,}})")
@@ -154,8 +157,12 @@ class Checkpoints:
         """
         return self._save(step, tensors, render_state(state), score)
 
+    def path_of(self, step: int) -> Path:
+        """Where the checkpoint of a step is, or would be."""
+        return self.folder / f"step-{step:08d}"
+
     def _save(self, step: int, tensors: Mapping[str, NamedTensors], state: bytes, score: float | None) -> Path:
-        path = self.folder / f"step-{step:08d}"
+        path = self.path_of(step)
         with self.save_group.raise_on_all_ranks(), self._disk_full(step):
             make_folder(self.folder)
         self._check_room(step, tensors, state)

@@ -20,12 +20,12 @@ import torch
 from torch import Tensor, nn
 
 from skipless.analysis.costs import check_addressable, flops_per_token
-from skipless.analysis.sampling import Sampling, generate
 from skipless.analysis.speed import matmul_speed, peak_bytes, wait
 from skipless.config.model import ModelConfig
 from skipless.distributed.devices import pick_device
 from skipless.errors import MissingExtra
 from skipless.nn import CausalLM, Mask, explicit_form, make_block
+from skipless.nn.sampling import Sampling, generate
 
 BLOCKS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-nonorm")
 

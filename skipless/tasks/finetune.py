@@ -19,18 +19,19 @@ from typing import Any
 import torch
 
 from skipless.config.run import FinetuneConfig
-from skipless.data.glue import Task, TaskData, predictions, read_task
+from skipless.data.glue import GlueTask, predictions, read_task
+from skipless.data.labelled import Task, TaskData
 from skipless.distributed.devices import pick_device
 from skipless.errors import UserError
-from skipless.nn.model import MaskedLM
+from skipless.nn.model import CausalLM, MaskedLM
 from skipless.runs import Run, find_run, load
 from skipless.storage.checkpoints import Checkpoints
 from skipless.storage.files import make_folder, remove_folder, sweep, write_text
 from skipless.storage.lock import FolderLock
-from skipless.tasks.glue_fit import GlueFit, Unstable
+from skipless.tasks.classifier_fit import ClassifierFit, Unstable
 from skipless.tasks.glue_results import Results, score, summarise, variant
-from skipless.tasks.glue_rows import TaskRows
 from skipless.tasks.metrics import METRICS
+from skipless.tasks.task_rows import TaskRows
 from skipless.training.observer import Observer, StopOnClosedPipe
 from skipless.training.stopping import Interrupted, Signals
 
@@ -81,7 +82,7 @@ class GlueRunner:
 
     def _fine_tune(self, data: TaskData, train: TaskRows, seed: int) -> None:
         """One task with one seed, resumed where it was left, if it was."""
-        fit = GlueFit(self.config, self.cfg, self.tokenizer, self.encoder, data.task, train, seed, self.device)
+        fit = ClassifierFit(self.config, self.cfg, self.tokenizer, self.encoder, data.task, train, seed, self.device)
         checkpoints = self._checkpoints(data.task, seed)
         checkpoints.sweep()
         checkpoint, _ = checkpoints.latest_valid()
@@ -96,7 +97,7 @@ class GlueRunner:
             self.results.fail(fit, failure.report)
         self._remove_checkpoints(data.task, seed)
 
-    def _train(self, fit: GlueFit, checkpoints: Checkpoints) -> None:
+    def _train(self, fit: ClassifierFit, checkpoints: Checkpoints) -> None:
         saved = time.perf_counter()
         while fit.state.step < fit.steps:
             before = fit.state.seconds
@@ -112,7 +113,7 @@ class GlueRunner:
             if signal:
                 raise Interrupted(signal, fit.state.step, again="the same command")
 
-    def _measure(self, fit: GlueFit, data: TaskData) -> None:
+    def _measure(self, fit: ClassifierFit, data: TaskData) -> None:
         scores = {}
         for column, examples in data.dev.items():
             rows = TaskRows.make(examples, self.tokenizer, self.length)
@@ -140,7 +141,7 @@ class GlueRunner:
 def finetune(
     run: Run | Path | str,
     glue: Path | str,
-    tasks: Sequence[Task],
+    tasks: Sequence[GlueTask],
     *,
     seeds: int = 3,
     cfg: FinetuneConfig | None = None,
@@ -172,7 +173,7 @@ def finetune(
         sweep(run.folder, f"{folder.name}.json")
         if fresh:
             _clear(folder)
-        results = Results.open(run.folder / f"{folder.name}.json", cfg, _identity(encoder), fresh=fresh)
+        results = Results.open(run.folder / f"{folder.name}.json", cfg, weights_identity(encoder), fresh=fresh)
         try:
             GlueRunner(run, cfg, results, encoder, observer, signals, save_seconds, place).train(read, seeds)
         finally:
@@ -186,8 +187,8 @@ def _clear(folder: Path) -> None:
             remove_folder(entry)
 
 
-def _identity(encoder: MaskedLM | None) -> str:
-    """A hash of the weights."""
+def weights_identity(encoder: MaskedLM | CausalLM | None) -> str:
+    """A hash of the weights that are begun with."""
     if encoder is None:
         return "random"
     digest = hashlib.sha256()

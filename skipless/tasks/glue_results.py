@@ -12,12 +12,13 @@ from skipless.config.base import differences
 from skipless.config.explain import explain
 from skipless.config.reading import read_json
 from skipless.config.run import FinetuneConfig
-from skipless.data.glue import COLUMNS, Task
+from skipless.data.glue import COLUMNS
+from skipless.data.labelled import Task
 from skipless.errors import UserError
 from skipless.storage.files import write_json
 from skipless.storage.provenance import versions
-from skipless.tasks.glue_fit import GlueFit
-from skipless.tasks.glue_rows import TaskRows
+from skipless.tasks.classifier_fit import ClassifierFit
+from skipless.tasks.task_rows import TaskRows
 from skipless.training.stopping import NonFinite
 
 AVERAGE = "GLUE"
@@ -117,7 +118,7 @@ class Results:
         """Whether there is an outcome, good or bad."""
         return has_outcome(self.content, task, seed)
 
-    def add(self, fit: GlueFit, scores: dict[str, dict[str, float]]) -> None:
+    def add(self, fit: ClassifierFit, scores: dict[str, dict[str, float]]) -> None:
         """Note the metrics of each column."""
         for column, metrics in scores.items():
             self.content["tasks"].setdefault(column, {"seeds": {}})["seeds"][str(fit.seed)] = metrics
@@ -125,7 +126,7 @@ class Results:
         self.content["fits"].setdefault(fit.task.name, {})[str(fit.seed)] = done
         self.write()
 
-    def fail(self, fit: GlueFit, report: dict[str, Any]) -> None:
+    def fail(self, fit: ClassifierFit, report: dict[str, Any]) -> None:
         """Note what went wrong."""
         self.content["failures"].setdefault(fit.task.name, {})[str(fit.seed)] = report
         self.write()

@@ -1,4 +1,6 @@
-"""The official metrics of GLUE, as short as their formulas; the tests hold them against scikit-learn and scipy.
+"""The official metrics of GLUE and two for tasks of one's own, as short as their formulas.
+
+The tests hold them against scikit-learn and scipy.
 
 Where a formula divides zero by zero, the value is 0: a classifier that knows one answer, or a constant prediction, has
 shown no agreement beyond chance. (scikit-learn says 0 too, scipy says not a number.)
@@ -19,6 +21,17 @@ def f1(predicted: np.ndarray, true: np.ndarray) -> float:
     hits = np.sum((predicted == 1) & (true == 1))
     named = np.sum(predicted == 1) + np.sum(true == 1)
     return float(2 * hits / named) if named else 0.0
+
+
+def macro_f1(predicted: np.ndarray, true: np.ndarray) -> float:
+    """Mean of F1 over the classes that are predicted or true somewhere."""
+    classes = np.union1d(predicted, true)
+    return float(np.mean([f1((predicted == one).astype(int), (true == one).astype(int)) for one in classes]))
+
+
+def rmse(predicted: np.ndarray, true: np.ndarray) -> float:
+    """Root of the mean squared error, in the units of the answers; 0 is perfect."""
+    return float(np.sqrt(np.mean(np.square(predicted.astype(np.float64) - true.astype(np.float64)))))
 
 
 def matthews(predicted: np.ndarray, true: np.ndarray) -> float:
@@ -51,8 +64,10 @@ def _ranks(values: np.ndarray) -> np.ndarray:
 METRICS: dict[str, Callable[[np.ndarray, np.ndarray], float]] = {
     "accuracy": accuracy,
     "f1": f1,
+    "macro_f1": macro_f1,
     "matthews": matthews,
     "pearson": pearson,
+    "rmse": rmse,
     "spearman": spearman,
 }
-"""By name: predictions and true answers → a number; 1 is perfect."""
+"""By name: predictions and true answers → a number; 1 is perfect, but for `rmse`."""

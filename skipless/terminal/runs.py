@@ -52,6 +52,24 @@ def show_glue(name: str, results: dict[str, Any]) -> None:
             print(f"{task}: trained on {data['rows']:,} of {data['of']:,} rows, drawn at random once")
 
 
+def show_classifiers(results: Sequence[dict[str, Any]]) -> None:
+    """Fine-tuned classifiers, one for each seed: how good the last and the best checkpoint are."""
+    counters = ("step", "tokens", "seconds", "epoch", "loss")
+    metrics = [key for key in results[0]["last"] if key not in counters]
+    tests = [key for key in results[0].get("test", {}) if key != "answers"]
+    head = ["classifier", *metrics, *(f"best {key}" for key in metrics), *(f"test {key}" for key in tests)]
+    rows = [
+        [one["folder"], *(figure(one["last"][key], 4) for key in metrics)]
+        + [figure(one["best"][key], 4) for key in metrics]
+        + [figure(one["test"][key], 4) for key in tests]
+        for one in results
+    ]
+    show_table("Validation rows: the last epoch, and the best; test rows: the best", head, rows)
+    for one in results:
+        if "test" in one:
+            print(f"answers to the test rows: {one['test']['answers']}")
+
+
 def _with_deviation(mean: float | None, deviation: float | None) -> str:
     if mean is None:
         return "–"

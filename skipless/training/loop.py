@@ -11,8 +11,8 @@ from dataclasses import dataclass
 from typing import Any
 
 from skipless.analysis.health import health
-from skipless.analysis.sampling import Sampling, sample_text
 from skipless.nn.model import CausalLM
+from skipless.nn.sampling import Sampling, sample_text
 from skipless.runs import Run
 from skipless.storage.files import FolderLost
 from skipless.storage.journal import Journal, NoJournal
@@ -42,6 +42,7 @@ class TrainingLoop:
         self.metrics, self.samples = (Journal(path) if self.group.is_main_process else NoJournal() for path in files)
         self.started = self.trainer.state.step
         self.saved = self._stage() if self.resumed else None
+        self.submitted: int | None = None
 
     def train(self) -> None:
         """Train to the end; raises TrainingStopped, LostRank, DiskFull or FolderLost where it ends early."""
@@ -53,15 +54,17 @@ class TrainingLoop:
             if trainer.done():
                 break
             measured = trainer.step()
+            trainer.observer.stepped(trainer.last)
             self._log(measured)
         self._save()
         self.saver.wait()
+        self._tell_saved()
 
     def _between_steps(self) -> None:
         """What is due at this step: evaluation, samples, a checkpoint; and to stop, where a signal asks for it."""
         train, state, over = self.trainer.cfg.train, self.trainer.state, self.trainer.done()
         self._stop_if_signalled()
-        if state.evaluated != state.step and (over or _due(state.step, train.eval_every)):
+        if self.trainer.evaluates and state.evaluated != state.step and (over or _due(state.step, train.eval_every)):
             self._evaluate()
         if state.sampled != state.step and state.step and (over or _due(state.step, train.sample_every)):
             self._sample()
@@ -79,8 +82,11 @@ class TrainingLoop:
 
     def _exchange_signals(self) -> None:
         """As `_stop_if_signalled`, in an evaluation, during which processes do not learn of each other's signals."""
-        self.group.gather()
+        self._learn_of_signals()
         self._stop_if_signalled()
+
+    def _learn_of_signals(self) -> None:
+        self.group.gather()
 
     def _log(self, measured: dict[str, float]) -> None:
         train, state = self.trainer.cfg.train, self.trainer.state
@@ -108,14 +114,20 @@ class TrainingLoop:
         tuning = self.trainer.evaluate_for_tuning(between=self._exchange_signals)
         if tuning is not None:
             values["tuning_loss"] = tuning.loss
+        average = self.trainer.evaluate_average(between=self._learn_of_signals)
+        if average is not None:
+            values["ema_valid_loss"] = average.loss
         # only now, for a signal may have been heeded in between: this line is then written when the run goes on
         state.evaluated, state.valid_loss = state.step, result.loss
-        self._write(self._record(**values))
+        record = self._record(**values)
+        self._write(record)
+        self.trainer.observer.evaluated(record)
 
     def _sample(self) -> None:
         state, cfg = self.trainer.state, self.trainer.cfg
         state.sampled = state.step
-        if not isinstance(self.trainer.model, CausalLM) or not cfg.train.sample_every:
+        model = self.trainer.model
+        if not isinstance(model, CausalLM) or model.tokenizer is None or not cfg.train.sample_every:
             return
         sampling = Sampling(temperature=0.8, seed=cfg.train.seed + state.step)
         text = self.group.forward_no_grad(
@@ -149,7 +161,14 @@ class TrainingLoop:
         score = state.valid_loss if state.evaluated == state.step else None
         description = {**self.trainer.description(), "journals": journals}
         self.saver.submit(state.step, self.group.to_save(self.trainer.tensors()), description, score)
-        self.saved = stage
+        self._tell_saved()  # of the one before: this one is being written
+        self.saved, self.submitted = stage, state.step
+
+    def _tell_saved(self) -> None:
+        """Tell of the checkpoint that was handed to the saver and is now on the disk."""
+        if self.submitted is not None and self.group.is_main_process:
+            self.trainer.observer.saved(self.submitted, self.run.checkpoints().path_of(self.submitted))
+        self.submitted = None
 
     def _stage(self) -> tuple[int, int, int]:
         """How far the run is: its step, and those of the last evaluation and sample, which may be due at it."""

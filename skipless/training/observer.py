@@ -2,6 +2,7 @@
 
 import signal
 from collections.abc import Callable
+from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
@@ -22,6 +23,15 @@ class Observer:
 
     def log(self, record: dict[str, Any]) -> None:
         """Pre-training has written a line of metrics."""
+
+    def stepped(self, record: dict[str, Any]) -> None:
+        """Pre-training has made a step: its number, the loss before it, the gradient's norm, the learning rate."""
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """Pre-training has evaluated, and this is its line of metrics."""
+
+    def saved(self, step: int, folder: Path) -> None:
+        """The checkpoint of a step is on the disk, in this folder; told when the next one is due, or at the end."""
 
     def progress(self, what: str, share: float, seconds_left: float) -> None:
         """Fine-tuning has made a step: of what, and how much of all tasks and seeds together is done."""
@@ -54,6 +64,18 @@ class StopOnClosedPipe(Observer):
     def log(self, record: dict[str, Any]) -> None:
         """Pre-training has written a line of metrics."""
         self._pass_on(self.observer.log, record)
+
+    def stepped(self, record: dict[str, Any]) -> None:
+        """Pre-training has made a step."""
+        self._pass_on(self.observer.stepped, record)
+
+    def evaluated(self, record: dict[str, Any]) -> None:
+        """Pre-training has evaluated."""
+        self._pass_on(self.observer.evaluated, record)
+
+    def saved(self, step: int, folder: Path) -> None:
+        """The checkpoint of a step is on the disk."""
+        self._pass_on(self.observer.saved, step, folder)
 
     def progress(self, what: str, share: float, seconds_left: float) -> None:
         """Fine-tuning has made a step."""

@@ -9,6 +9,8 @@ from skipless.training.own_parts import own_part
 
 def learning_rate(cfg: TrainConfig, progress: float) -> float:
     """The learning rate when `progress`, from 0 to 1, of the budget is spent."""
+    if cfg.schedule == "wsd":
+        return cfg.lr * _warmup_stable_decay(cfg, progress)
     warmup = cfg.warmup_share
     if progress < warmup:
         return cfg.lr * (cfg.warmup_from + (1 - cfg.warmup_from) * progress / warmup)
@@ -29,6 +31,21 @@ def _shape(cfg: TrainConfig, left: float) -> float:
     if isinstance(cfg.schedule, str) and cfg.schedule in SCHEDULES:
         return SCHEDULES[cfg.schedule](cfg, left)
     return own_part("schedule", cfg.schedule, left, cfg)
+
+
+def _warmup_stable_decay(cfg: TrainConfig, progress: float) -> float:
+    """A line up, the peak, a line to zero.
+
+    A warm-up and a decay in steps are counted in whole steps, not as shares. So trainings of any lengths have the same
+    rates until they decay, to the last bit, and one may branch off another.
+    """
+    whole = cfg.steps is not None
+    at, end = (round(progress * (cfg.steps + 1)), cfg.steps + 1) if whole else (progress, 1.0)  # pyrefly: ignore
+    warmup = cfg.warmup if whole and cfg.warmup is not None and cfg.warmup >= 1 else cfg.warmup_share * end
+    decay = cfg.decay + 1 if whole and cfg.decay is not None and cfg.decay >= 1 else cfg.decay_share * end
+    if at < warmup:
+        return cfg.warmup_from + (1 - cfg.warmup_from) * at / warmup
+    return min(max(end - at, 0) / decay, 1.0)
 
 
 def batch_rows(cfg: TrainConfig, progress: float) -> int:

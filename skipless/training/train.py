@@ -15,14 +15,17 @@ from skipless.distributed import devices
 from skipless.distributed.group import Group
 from skipless.distributed.launch import join
 from skipless.errors import UserError
+from skipless.nn.model import CausalLM, MaskedLM
 from skipless.runs import Run
 from skipless.storage.checkpoints import Checkpoint, Checkpoints
 from skipless.storage.files import BROKEN, folder_lost, make_folder, write_json
 from skipless.storage.lock import FolderLock
 from skipless.storage.provenance import machine, versions
 from skipless.storage.saver import BackgroundSaver, GatherOnlySaver
+from skipless.training.branch import Branch
 from skipless.training.loop import TrainingLoop
 from skipless.training.observer import Observer, StopOnClosedPipe
+from skipless.training.own_data import OwnData, OwnDataTrainer
 from skipless.training.state import foreign_state_said
 from skipless.training.stopping import Signals
 from skipless.training.trackers import Trackers, check_trackers
@@ -59,8 +62,14 @@ def train(
     trackers: Sequence[str] = ("tensorboard",),
     observer: Observer | None = None,
     cache_dir: Path | None = None,
+    branch: Branch | None = None,
+    model: CausalLM | MaskedLM | None = None,
+    data: OwnData | None = None,
 ) -> Run:
-    """Train `cfg` in the folder of a run, from the beginning or, with `resume`, from its newest valid checkpoint."""
+    """Train `cfg` in the folder of a run, from the beginning or, with `resume`, from its newest valid checkpoint.
+
+    A `model` is trained in the place of a new one, and `data` of one's own in the place of the configured corpus.
+    """
     run = Run(Path(folder))
     with join(cfg.parallel, cfg.train.device) as group, ExitStack() as stack:
         observer = StopOnClosedPipe(observer or Observer(), group.ask_to_stop)
@@ -71,8 +80,13 @@ def train(
             check_trackers(trackers)
             _check_may_begin(run, resume=resume)
 
-        cfg, corpus = prepare_corpus(cfg, group, observer, cache_dir, check)
-        trainer = Trainer(cfg, corpus, observer, group)
+        if data is None:
+            cfg, corpus = prepare_corpus(cfg, group, observer, cache_dir, check)
+            trainer = Trainer(cfg, corpus, observer, group, model)
+        else:
+            check()
+            corpus = data
+            trainer = OwnDataTrainer(cfg, data, observer, group, model)
         with group.raise_on_all_ranks():
             if group.is_main_process:
                 with folder_lost(run.folder, BROKEN):  # a folder that cannot be made is bad input
@@ -83,6 +97,9 @@ def train(
             with group.raise_on_all_ranks(), foreign_state_said(checkpoint):
                 trainer.restore(checkpoint)
                 Positions.model_validate(checkpoint.state["journals"], strict=True)
+        elif cfg.train.branch is not None:
+            with group.raise_on_all_ranks():
+                _begin_branch(trainer, branch)
         with folder_lost(run.folder):
             if group.is_main_process:
                 _write_config(run, cfg, corpus)
@@ -106,6 +123,19 @@ def prepare_corpus(
     return fit_vocabulary(cfg, corpus), corpus
 
 
+def _begin_branch(trainer: Trainer, branch: Branch | None) -> None:
+    """Take over the state of the run that this one goes on from; its lines of metrics begin there."""
+    wanted = trainer.cfg.train.branch
+    if branch is None or branch.origin != wanted:
+        found = f", and this is {branch.origin}" if branch else ""
+        raise UserError(
+            f"this run goes on from the checkpoint {wanted}{found}: say where that is with --branch RUN@STEP"
+        )
+    with foreign_state_said(branch.checkpoint):
+        trainer.restore(branch.checkpoint)
+    trainer.state.evaluated = trainer.state.sampled = -1
+
+
 def _check_may_begin(run: Run, *, resume: bool) -> None:
     """Raise if this would write over a run that nobody has asked to resume."""
     if not resume and run.has_files:
@@ -123,7 +153,7 @@ def _lock(run: Run, cfg: RunConfig, stack: ExitStack, *, resume: bool, accept_ch
 
 def _has_saved(run: Run) -> bool:
     """Whether this run ever saved: `.saved` is there, or (runs of 0.1.0) its metrics go beyond its second save."""
-    if run.saved_file.exists() or not run.exists:
+    if run.saved_file.exists() or not run.exists or run.config().train.branch is not None:
         return run.saved_file.exists()
     second = 2 * run.config().train.save_every
     return any(record["step"] > second for record in run.metrics())
@@ -167,9 +197,11 @@ def _check_same(run: Run, cfg: RunConfig, *, accept_changes: bool) -> None:
         )
 
 
-def _write_config(run: Run, cfg: RunConfig, corpus: Corpus) -> None:
+def _write_config(run: Run, cfg: RunConfig, corpus: Corpus | OwnData) -> None:
     """Write what the run is."""
-    corpus.tokenizer.save(run.tokenizer_file)
+    if corpus.tokenizer is not None:
+        corpus.tokenizer.save(run.tokenizer_file)
+    train_tokens = {} if isinstance(corpus, OwnData) else {"train_tokens": corpus.train.n_tokens}
     write_json(
         run.config_file,
         {
@@ -177,7 +209,7 @@ def _write_config(run: Run, cfg: RunConfig, corpus: Corpus) -> None:
             "command": sys.argv,
             "versions": versions(),
             "machine": machine(),
-            "data": {"fingerprint": corpus.fingerprint, "train_tokens": corpus.train.n_tokens},
+            "data": {"fingerprint": corpus.fingerprint, **train_tokens},
             **plugins_of(cfg),
         },
     )

@@ -2,9 +2,9 @@
 
 import random
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field, replace
-from typing import Any
+from typing import Any, ClassVar
 
 import numpy as np
 import torch
@@ -13,6 +13,7 @@ from torch import Tensor
 from skipless.analysis.costs import flops_per_token
 from skipless.analysis.device_plan import plan
 from skipless.analysis.evaluation import Evaluation, evaluate, judged_and_tuning_rows
+from skipless.config.base import differences
 from skipless.config.run import RunConfig
 from skipless.data import Corpus
 from skipless.data.batches import training_batch
@@ -20,10 +21,11 @@ from skipless.distributed import devices
 from skipless.distributed.group import Group
 from skipless.errors import UserError
 from skipless.nn.layers import WithGains
-from skipless.nn.model import IGNORED
+from skipless.nn.model import IGNORED, CausalLM, MaskedLM
 from skipless.runs import MODELS
 from skipless.storage.checkpoints import Checkpoint
 from skipless.training.observer import Observer
+from skipless.training.recompute import recompute_blocks
 from skipless.training.schedule import batch_rows
 from skipless.training.state import foreign_state_said, restored_counters
 from skipless.training.update import MicroBatch, Update
@@ -56,6 +58,11 @@ class Trainer:
     corpus: Corpus
     observer: Observer = field(default_factory=Observer)
     group: Group = field(default_factory=Group)
+    given_model: CausalLM | MaskedLM | None = None
+    """A model to go on from, instead of a new one."""
+
+    evaluates: ClassVar[bool] = True
+    loss: ClassVar[Callable[..., Tensor] | None] = None
 
     def __post_init__(self) -> None:
         train, group = self.cfg.train, self.group
@@ -63,18 +70,30 @@ class Trainer:
             self._choose_device()
         for seed in (torch.manual_seed, random.seed, np.random.seed):  # all that a checkpoint holds
             seed(train.seed % 2**32)
-        self.model = group.build(lambda: MODELS[self.cfg.task](self.cfg.model), self.device)
+        self.model = group.build(self._make_model, self.device)
         self.model.tokenizer = self.corpus.tokenizer
+        if train.activation_checkpointing:
+            recompute_blocks(self.model)
         self._compile()
         most = group.share(train.batch_size)[2]
         group.wrap(self.model, self.device, self.dtype, accumulates=most > train.micro_rows)
-        self.update = Update(self.model, train, self.device, self.dtype, group)
+        self.update = Update(self.model, train, self.device, self.dtype, group, self.loss)
+        self.last: dict[str, Any] = {}
+        """Of the last step, for those who follow each."""
         self.state, self.start = TrainerState(), TrainerState()
         self.tokens_per_row = self.cfg.data.seq_len - (self.cfg.data.packing == "chunks")
         flops = flops_per_token(self.cfg.model, self.cfg.data.seq_len, head_share=self.cfg.predicted_share)
         self.flops_per_token = flops["training"]
         with self.update.autocast():
             group.first_pass(lambda: self.model.loss(*(part.to(self.device) for part in self._sequences(0, 1))))
+
+    def _make_model(self) -> CausalLM | MaskedLM:
+        if self.given_model is None:
+            return MODELS[self.cfg.task](self.cfg.model)
+        if self.given_model.config != self.cfg.model:
+            changed = ", ".join(differences(self.cfg.model, self.given_model.config))
+            raise UserError(f"the model is not that of the configuration: {changed} differ")
+        return self.given_model
 
     def _choose_device(self) -> None:
         """Choose the device and the precision, plan the memory; a UserError if anything does not fit."""
@@ -86,7 +105,7 @@ class Trainer:
             raise UserError("precision fp16 cannot go with parallel fsdp: use bf16")
         if cfg.parallel.reduce == "bf16" and kind == "ddp" and self.device.type == "cpu":
             raise UserError("parallel.reduce bf16 with ddp needs a GPU; on a CPU use fp32, or fsdp")
-        check_data(cfg, self.corpus)
+        self._check_data()
         self.planned = plan(
             cfg.model,
             cfg.parallel,
@@ -96,9 +115,14 @@ class Trainer:
             causal=cfg.task == "causal",
             length=cfg.data.seq_len,
             block_bytes=self.dtype.itemsize,
+            recompute=cfg.train.activation_checkpointing,
+            average=cfg.train.ema is not None,
         )
         needed = self.planned.memory["total"] * group.processes_on(self.device)
         devices.check_memory(needed, self.device, "this training")
+
+    def _check_data(self) -> None:
+        check_data(self.cfg, self.corpus)
 
     def _compile(self) -> None:
         what = self.cfg.train.compile
@@ -154,16 +178,23 @@ class Trainer:
         start = time.perf_counter()
         progress = self.progress()
         rows = batch_rows(train, progress)
-        made = self.update.make(self._micro_batches(rows), progress, name=f"step {state.step + 1}")
+        batches = self._micro_batches(rows)
+        made = self.update.make(batches, progress, name=f"step {state.step + 1}")
         state.step += 1
         state.sequences += rows
-        state.tokens += rows * self.tokens_per_row
+        state.tokens += self._tokens_in(rows, batches)
         state.loss_sum += made.loss
         state.loss_count += 1
         spent = time.perf_counter() - start
         # a budget in time has to end for all at once, by the first one's clock
         state.seconds += spent if train.minutes is None else self.group.gather([spent])[0][0]
-        return {"lr": made.lr, "grad_norm": made.grad_norm, "batch_size": rows}
+        measured = {"lr": made.lr, "grad_norm": made.grad_norm, "batch_size": rows}
+        self.last = {"step": state.step, "loss": made.loss, **measured}
+        return measured
+
+    def _tokens_in(self, rows: int, batches: Sequence[MicroBatch]) -> int:
+        """Tokens of a step, of all processes."""
+        return rows * self.tokens_per_row
 
     def _micro_batches(self, rows: int) -> list[MicroBatch]:
         """This process's part of the next `rows` sequences.
@@ -203,6 +234,13 @@ class Trainer:
         rows = self._held_out()[1]
         return self._evaluate(rows, between) if len(rows) else None
 
+    def evaluate_average(self, between: Callable[[], None] = lambda: None) -> Evaluation | None:
+        """The held-out loss of the averaged weights, if there are any. `between` may not save: the weights are away."""
+        if self.update.average is None:
+            return None
+        with self.update.average.in_place():
+            return self.evaluate(between)
+
     def _held_out(self) -> tuple[np.ndarray, np.ndarray]:
         train = self.cfg.train
         return judged_and_tuning_rows(len(self.corpus.valid), train.eval_rows, train.tuning_rows)
@@ -226,7 +264,7 @@ class Trainer:
         with foreign_state_said(checkpoint):
             if checkpoint.state["data"] != self.corpus.fingerprint:
                 raise UserError(
-                    f"{checkpoint.path} was trained on other data than {self.cfg.data.source!r} gives now; "
+                    f"{checkpoint.path} was trained on other data than {self.cfg.data.source_text!r} gives now; "
                     "restore the source, or begin a new run"
                 )
             self.state = restored_counters(TrainerState, checkpoint)

@@ -3,12 +3,12 @@
     micro-batches ─► forward and backward ─► unscale ─► norm ─► finite? ─► clip ─► optimiser step ─► zero the gradients
                      (autocast, loss scale)                       └► NonFinite, and the weights stay as they are
 
-What the next update depends on besides its batch (weights, optimiser states, loss scale, random generators) is saved
-and restored here too, in one form for both.
+What the next update depends on besides its batch (weights, their average, optimiser states, loss scale, random
+generators) is saved and restored here too, in one form for both.
 """
 
 import math
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -23,7 +23,8 @@ from skipless.data.counter_rng import mix
 from skipless.distributed.group import Group
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
-from skipless.storage.checkpoints import Checkpoint
+from skipless.storage.checkpoints import AVERAGE, Checkpoint
+from skipless.training.average import WeightAverage
 from skipless.training.finite import first_bad_gradient, first_bad_layer, nonfinite
 from skipless.training.optimizers import clip_gradients, make_optimizers, set_lr
 from skipless.training.schedule import learning_rate
@@ -64,7 +65,8 @@ class Update:
         update = Update(model, TrainConfig(steps=100))
         update.make([MicroBatch(ids, labels, weight=labels.numel())], progress=0.5)
 
-    A model that several processes train has to be wrapped by their group before.
+    A model that several processes train has to be wrapped by their group before. A `loss` of one's own takes the place
+    of `model.loss` and is given what `on` of a micro-batch returns.
     """
 
     def __init__(
@@ -74,12 +76,15 @@ class Update:
         device: torch.device | str = "cpu",
         dtype: torch.dtype = torch.float32,
         group: Group | None = None,
+        loss: Callable[..., Tensor] | None = None,
     ) -> None:
+        self.own_loss = loss
         self.model, self.cfg, self.device, self.dtype = model, cfg, torch.device(device), dtype
         self.group = group or Group()
         self.names: dict[Parameter, str] = {parameter: name for name, parameter in model.named_parameters()}
         self.optimizers: list[Optimizer] = make_optimizers(model, cfg, self.group)
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
+        self.average = None if cfg.ema is None else WeightAverage(self.names, cfg.ema, self.group)
         self._rng = self._seeded_rng(0)
 
     def autocast(self) -> torch.autocast:
@@ -109,6 +114,8 @@ class Update:
             self.scaler.step(optimizer)
         self.scaler.update()
         self._zero_gradients()
+        if self.average is not None:
+            self.average.update()
         return UpdateResult(loss, grad_norm, lr)
 
     def _accumulate(self, batches: Sequence[MicroBatch]) -> Tensor:
@@ -117,13 +124,13 @@ class Update:
         The mean is over the labels of all processes: each micro-batch counts by its share of these, and then by the
         number of processes, for the gradients are averaged over them.
         """
-        group = self.group
+        group, loss_of = self.group, self.own_loss or self.model.loss
         (labels,) = group.sum(sum(batch.weight for batch in batches))
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             with group.accumulating(last=number == len(batches) - 1):
                 with self.autocast():
-                    loss = group.forward(self.model.loss, *batch.on(self.device)) * (batch.weight / labels)
+                    loss = group.forward(loss_of, *batch.on(self.device)) * (batch.weight / labels)
                 self.scaler.scale(loss * group.size).backward()
             total += loss.detach()
         return total
@@ -146,6 +153,8 @@ class Update:
         raise NonFinite(f"{name}: {what}, first in {where}; the update was not made", what, where)
 
     def _first_bad_layer(self, batches: Sequence[MicroBatch]) -> str:
+        if self.own_loss is not None:
+            return "a loss of one's own"
         moved = (batch.on(self.device) for batch in batches)
         with self.autocast():
             return first_bad_layer(self.model, ((ids, mask) for ids, _, mask in moved), self.group)
@@ -161,12 +170,16 @@ class Update:
         parts = {"model": dict(self.model.state_dict())}
         for number, optimizer in enumerate(self.optimizers):
             parts[f"optimizer{number}"] = optimizer_tensors(optimizer, self._names_in(optimizer))[0]
+        if self.average is not None:
+            parts[AVERAGE] = self.average.tensors
         return parts
 
     def state(self) -> dict[str, Any]:
         """Collective: what a checkpoint stores as JSON: scalars of the optimisers, loss scale, random generators."""
         rng, *others = self.group.exchange(rng_state())
+        average = {} if self.average is None else {AVERAGE: self.average.steps}
         return {
+            **average,
             "optimizers": [optimizer_tensors(one, self._names_in(one))[1] for one in self.optimizers],
             "scaler": self.scaler.state_dict(),
             "rng": rng,
@@ -187,6 +200,8 @@ class Update:
             names, known = self._names_in(optimizer), described["parameters"]
             targets = {f"{n}/{key}": p for p, n in names.items() for key in known.get(n, {}).get("tensors", ())}
             load_optimizer(optimizer, names, self.group.loaded(checkpoint, stem, targets), described)
+        if self.average is not None:
+            self.average.restore(checkpoint)
         if state.get("scaler"):
             self.scaler.load_state_dict(state["scaler"])
         of_ranks = [state["rng"], *state.get("rng_of_others", ())]

@@ -8,7 +8,8 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from skipless.data.glue import ALL, COLUMNS, TASKS, encode, parse_rows, parse_tasks, predictions, read_task, read_tsv
+from skipless.data.glue import ALL, COLUMNS, TASKS, parse_rows, parse_tasks, predictions, read_task, read_tsv
+from skipless.data.labelled import encode
 from skipless.errors import UserError
 from tests.helpers.glue_files import real_glue, small_glue, write_tsv
 

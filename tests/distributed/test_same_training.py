@@ -23,6 +23,7 @@ CASES["plain"] = [MASKED, PLAIN]
 CASES["long"] = [{"model.block": "sas-p", "train.batch_size": 40}]
 # Muon rounds to bfloat16 inside, so the last bits of a gradient come out larger
 CASES["muon"] = [{"model.block": "sas", "train.optimizer": "muon", **ACCUMULATE}]
+CASES["average"] = [{"train.ema": 0.9, "train.activation_checkpointing": True, "model.dropout": 0.0}, ACCUMULATE]
 LOOSE = {"muon": 1e-3}
 
 WAYS = {
@@ -32,8 +33,8 @@ WAYS = {
     "hybrid-4": (4, {"parallel": {"kind": "fsdp", "replicas": 2, "reshard": False, "shard_accumulated": True}}),
 }
 FEW = {
-    "ddp-2": ["causal-sas-p", "masked-pre-ln", "plain", "long", "muon"],
-    "fsdp-2": ["causal-sas-p", "masked-pre-ln", "plain", "long", "muon"],
+    "ddp-2": ["causal-sas-p", "masked-pre-ln", "plain", "long", "muon", "average"],
+    "fsdp-2": ["causal-sas-p", "masked-pre-ln", "plain", "long", "muon", "average"],
     "hybrid-4": ["causal-sas-p", "uneven"],  # four processes of DDP alone are among the slow tests, with every case
 }
 

@@ -146,6 +146,12 @@ def test_every_published_run_is_found_by_its_configuration():
         assert index.find(run.config()).folder == folder
 
 
+def test_every_published_run_keeps_its_digest():
+    """Its folder carries the one that it had when it was published; keys that came later must not change it."""
+    for folder in PUBLISHED:
+        assert folder.name.rpartition("-")[2] == Run(folder).config().digest
+
+
 def test_published_runs_are_small_and_hold_what_later_experiments_ask_for():
     for folder in PUBLISHED:
         assert sum(path.stat().st_size for path in folder.iterdir()) < 60_000, folder.name

@@ -22,11 +22,11 @@ import torch.distributed as dist
 from torch.utils._python_dispatch import TorchDispatchMode
 from torch.utils._pytree import tree_leaves
 
-from skipless.analysis.sampling import Sampling, sample_text
 from skipless.config.run import RunConfig
 from skipless.data import prepare
 from skipless.distributed.launch import join
 from skipless.errors import UserError
+from skipless.nn.sampling import Sampling, sample_text
 from skipless.storage.files import write_json
 from skipless.training.observer import Observer
 from skipless.training.stopping import Interrupted, NonFinite
@@ -58,6 +58,12 @@ def losses(cfg, cache_dir, steps):
         weights = {
             name: group.whole(tensor).double().norm().item() for name, tensor in trainer.model.state_dict().items()
         }
+        if trainer.update.average is not None:
+            tensors = trainer.update.average.tensors
+            weights |= {
+                f"average {name}": group.whole(tensor).double().norm().item() for name, tensor in tensors.items()
+            }
+            weights["average's held-out loss"] = trainer.evaluate_average().loss
         compiled = [block._compiled_call_impl is not None for block in trainer.model.blocks]
         valid = trainer.evaluate().loss
         return {"losses": found, "norms": norms, "valid": valid, "weights": weights, "compiled": compiled}

@@ -19,9 +19,8 @@ from transformers import AutoModelForCausalLM, AutoTokenizer
 from transformers.dynamic_module_utils import get_imports, get_relative_import_files
 
 import skipless
-from skipless.analysis.sampling import Sampling, sample_text
 from skipless.cli import run as skipless_command
-from skipless.data.glue import encode
+from skipless.data.labelled import encode
 from skipless.data.tokenizer import train
 from skipless.errors import UserError
 from skipless.interop.export import export_model, export_run
@@ -29,6 +28,7 @@ from skipless.interop.hf import SkiplessConfig, SkiplessForCausalLM
 from skipless.interop.hf.bundle import AUTO_MAP, remote_code
 from skipless.interop.onnx import onnx_error, onnx_inputs
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
+from skipless.nn.sampling import Sampling, sample_text
 from tests.helpers.weights import disturbed
 
 SIZE = {"n_layer": 1, "d_model": 16, "n_head": 2, "vocab_size": 30, "max_seq_len": 24}

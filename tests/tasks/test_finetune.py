@@ -16,8 +16,8 @@ from skipless.data.glue import TASKS, parse_tasks, read_task
 from skipless.errors import UserError
 from skipless.runs import Run, load
 from skipless.storage.checkpoints import Checkpoints
+from skipless.tasks.classifier_fit import ClassifierFit
 from skipless.tasks.finetune import GlueRunner, finetune
-from skipless.tasks.glue_fit import GlueFit
 from skipless.tasks.glue_results import summarise
 from skipless.training.observer import Observer
 from tests.helpers.glue_files import small_glue
@@ -50,7 +50,7 @@ def reference(encoder, glue, tmp_path_factory):
 
 def test_each_seed_draws_its_rows_and_a_random_encoder_has_the_same(run, glue, monkeypatch):
     trained = []
-    monkeypatch.setattr(GlueFit, "step", lambda fit: pytest.fail("no step is needed"))
+    monkeypatch.setattr(ClassifierFit, "step", lambda fit: pytest.fail("no step is needed"))
     monkeypatch.setattr(GlueRunner, "_train", lambda self, fit, checkpoints: trained.append((fit.task.name, fit.train)))
     cfg = QUICK.replace(rows={"cola": 10, "rte": 10_000})
     for one in (cfg, cfg.replace(from_scratch=True)):

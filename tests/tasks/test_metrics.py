@@ -15,11 +15,13 @@ stats = pytest.importorskip("scipy.stats")
 JUDGES = {
     "accuracy": lambda p, t: sklearn.accuracy_score(t, p),
     "f1": lambda p, t: sklearn.f1_score(t, p, zero_division=0.0),
+    "macro_f1": lambda p, t: sklearn.f1_score(t, p, average="macro", zero_division=0.0),
     "matthews": lambda p, t: sklearn.matthews_corrcoef(t, p),
     "pearson": lambda p, t: stats.pearsonr(p, t).statistic,
+    "rmse": lambda p, t: sklearn.root_mean_squared_error(t, p),
     "spearman": lambda p, t: stats.spearmanr(p, t).statistic,
 }
-CLASSES = ["accuracy", "f1", "matthews"]
+CLASSES = ["accuracy", "f1", "macro_f1", "matthews"]
 NUMBERS = ["pearson", "spearman"]
 
 
@@ -41,7 +43,14 @@ def test_classes(name, pairs):
     assert METRICS[name](predicted, true) == pytest.approx(judge(name, predicted, true), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", NUMBERS)
+@settings(deadline=None)
+@given(pairs=st.lists(st.tuples(st.integers(0, 4), st.integers(0, 4)), min_size=1, max_size=60))
+def test_several_classes(pairs):
+    predicted, true = (np.array(column) for column in zip(*pairs, strict=True))
+    assert METRICS["macro_f1"](predicted, true) == pytest.approx(judge("macro_f1", predicted, true), abs=1e-12)
+
+
+@pytest.mark.parametrize("name", [*NUMBERS, "rmse"])
 @pytest.mark.parametrize("seed", range(20))
 @pytest.mark.parametrize("ties", [False, True])
 def test_numbers(name, seed, ties):
@@ -70,7 +79,13 @@ def test_one_class_only(name, predicted, true):
     assert METRICS[name](one, other) == pytest.approx(judge(name, one, other), abs=1e-12)
 
 
-@pytest.mark.parametrize("name", METRICS)
+def test_an_error_is_in_the_units_of_the_answers():
+    true = np.array([0.0, 1.0, 3.0, 4.0])
+    assert METRICS["rmse"](true, true) == 0
+    assert METRICS["rmse"](true + 2, true) == pytest.approx(2)
+
+
+@pytest.mark.parametrize("name", [name for name in METRICS if name != "rmse"])
 def test_perfect_and_opposite(name):
     true = np.array([0, 1, 1, 0, 1])
     assert METRICS[name](true, true) == pytest.approx(1)

@@ -56,6 +56,14 @@ VARIANTS = {
     "accumulation-dropout": {**ACCUMULATE, "train.save_every": 2},
     "ramp": {**RAMP, "train.save_every": 2},
     "masked": {**MASKED, "train.save_every": 1},
+    "wsd-average-recompute": {
+        "train.schedule": "wsd",
+        "train.decay": 20,
+        "train.ema": 0.9,
+        "train.activation_checkpointing": True,
+        "model.dropout": 0.1,
+        "train.save_every": 3,
+    },
     "muon": {"train.optimizer": "muon", "train.save_every": 3},
     "long": {**RAMP, "model.dropout": 0.1, "train.save_every": 1, "train.steps": 300},
     "long-masked": {**MASKED, "train.save_every": 2, "train.steps": 300},
@@ -139,7 +147,7 @@ def finish(start, setting: Setting, name: str) -> None:
 SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in ("accumulation-dropout", "ramp", "muon")]
 
 
-@pytest.mark.parametrize("name", ["causal", "masked", *SELDOM])
+@pytest.mark.parametrize("name", ["causal", "masked", "wsd-average-recompute", *SELDOM])
 def test_killed_at_random_it_ends_as_if_it_had_not_been(variant, fork_server, name):
     setting = variant(name)
     kill_at_random(fork_server.start, setting, "killed", kills=4, seed=len(name))

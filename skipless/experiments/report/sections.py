@@ -235,7 +235,7 @@ def _origin(runs: Sequence[Run]) -> dict[str, str]:
         "versions": _distinct(_listed(info.get("versions", {})) for info in infos),
         "machine": _distinct(_listed(info.get("machine", {})) for info in infos),
         "seeds": [", ".join(map(str, sorted({run.config().train.seed for run in runs})))],
-        "data": _distinct(run.config().data.source for run in runs),
+        "data": _distinct(run.config().data.source_text for run in runs),
     }
     return {name: "; ".join(values) for name, values in found.items() if any(values)}
 

@@ -35,7 +35,7 @@ from skipless.interop.hf.losses import (
     with_late_logits,
 )
 from skipless.interop.hf.passes import read_mask
-from skipless.nn.model import IGNORED, mean_of_real
+from skipless.nn.model import IGNORED, last_of_real, mean_of_real
 
 __all__ = [
     "SkiplessForCausalLM",
@@ -87,6 +87,8 @@ class LanguageModel(WithHead):
     """A head over the vocabulary, which may be the embedding's matrix."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def add_head(self, config: SkiplessConfig) -> None:
         """A matrix (V, d)."""
@@ -160,6 +162,9 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
         prepared.max_length = min(prepared.max_length, self.config.max_seq_len - prompt + ids)
         return prepared
 
+    def _prepare_position_ids_for_generation(self, *_: Any) -> None:  # pyrefly: ignore
+        """`generate` gives only the positions that it was given: others are counted, wherever padding stands."""
+
     @staticmethod
     def create_masks_for_generate(
         attention_mask: Tensor | None = None, past_key_values: Cache | None = None, **others: Any
@@ -205,9 +210,14 @@ class SkiplessForSequenceClassification(WithHead):
     """`skipless.SequenceClassifier`: `num_labels`, `id2label` and `problem_type` as everywhere in `transformers`."""
 
     causal = False
+    """Of a decoder's classifier, whose configuration says `causal`, it is true, and the head is on the last token."""
+
+    def __init__(self, config: SkiplessConfig) -> None:
+        self.causal = bool(getattr(config, "causal", False))  # pyrefly: ignore
+        super().__init__(config)
 
     def add_head(self, config: SkiplessConfig) -> None:
-        """A pooler and a matrix, on the mean of the real tokens."""
+        """A pooler and a matrix, on the mean of the real tokens, or on the last."""
         self.num_labels = config.num_labels or 2
         self.dropout = nn.Dropout(config.dropout)
         self.pooler = nn.Linear(config.d_model, config.d_model)
@@ -226,12 +236,14 @@ class SkiplessForSequenceClassification(WithHead):
         """Logits (B, num_labels)."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
         more = {"num_items_in_batch": asked.pop("num_items_in_batch", None)}
-        found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked)
+        alone: dict[str, Any] = {"use_cache": False} if self.causal else {}
+        found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked, **alone)
         hidden = found.last_hidden_state
         padding = read_mask(attention_mask, hidden)
         if padding is not None and padding.ndim != 2:
             raise UserError("a classifier takes the mean over the real tokens: its attention_mask is (batch, tokens)")
-        logits = self.classifier(self.dropout(torch.tanh(self.pooler(mean_of_real(hidden, padding)))))
+        pooled = (last_of_real if self.causal else mean_of_real)(hidden, padding)
+        logits = self.classifier(self.dropout(torch.tanh(self.pooler(pooled))))
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **more)

@@ -19,6 +19,7 @@ from skipless.interop.hf.modeling import (
 )
 from skipless.nn.kernels import plain_type
 from skipless.nn.model import CausalLM, LanguageModel, MaskedLM, SequenceClassifier
+from skipless.nn.saving import classifier_keys
 from skipless.nn.stack import PARTS
 
 CLASSES: dict[type, Any] = {
@@ -31,7 +32,11 @@ SPECIALS = {"unk_token": "[UNK]", "cls_token": "[CLS]", "sep_token": "[SEP]", "m
 
 def wrap(model: CausalLM | MaskedLM | SequenceClassifier) -> Any:
     """The model with `generate`, `save_pretrained` and the rest; its parts are the same modules."""
-    labels: dict[str, Any] = {"num_labels": model.num_labels} if isinstance(model, SequenceClassifier) else {}
+    labels: dict[str, Any] = {}
+    if isinstance(model, SequenceClassifier):
+        keys = classifier_keys(model)
+        names = {int(number): name for number, name in keys["id2label"].items()}
+        labels = {**keys, "id2label": names, "label2id": {name: number for number, name in names.items()}}
     config = SkiplessConfig(**model.config.model_dump(), **labels)
     with torch.device("meta"):
         wrapped = CLASSES[plain_type(model)](config)
@@ -58,15 +63,20 @@ def unwrap(wrapped: SkiplessPreTrainedModel) -> Any:
     if not kinds:
         known = ", ".join(of_hf.__name__ for of_hf in CLASSES.values())
         raise UserError(f"{type(wrapped).__name__} has no counterpart in the library; those that do: {known}")
-    labels = (wrapped.num_labels,) if isinstance(wrapped, SkiplessForSequenceClassification) else ()
+    head: dict[str, Any] = {}
+    if isinstance(wrapped, SkiplessForSequenceClassification):
+        head = {"num_labels": wrapped.num_labels, "causal": wrapped.causal}
     with torch.device("meta"):
-        model = kinds[0](wrapped.model_config, *labels)
+        model = kinds[0](wrapped.model_config, **head)
     for name in PARTS:
         setattr(model, name, getattr(wrapped.base_model, name))
     if isinstance(model, LanguageModel):
         model.head = _head(wrapped)
     else:
         model.pooler, model.classifier = wrapped.pooler, wrapped.classifier
+        if model.num_labels > 1:
+            names: Any = wrapped.config.id2label
+            model.labels = tuple(names[number] for number in range(model.num_labels))
     return model.train(wrapped.training)
 
 
@@ -77,19 +87,19 @@ def _head(wrapped: Any) -> nn.Linear | None:
     return None if wrapped.config.tie_embeddings and head.weight is wrapped.model.embedding.weight else head
 
 
-def wrap_tokenizer(tokenizer: Tokenizer, max_length: int) -> PreTrainedTokenizerFast:
+def wrap_tokenizer(tokenizer: Tokenizer, max_length: int, *, closes: bool = False) -> PreTrainedTokenizerFast:
     """The tokeniser, giving the tokens that the model was trained on, and padding on the left as decoding wants it.
 
     Text is never read as a special token, so that `<|endoftext|>` in a document is text, but for tokenisers with a
-    mask, which people write as `[MASK]`. With these an end token follows each sentence, as in pre-training and in
-    `skipless.data.glue`.
+    mask, which people write as `[MASK]`. With these, or where it `closes` for a classifier, an end token follows each
+    sentence, as in pre-training and in `skipless.data.labelled`.
     """
     backend = tokenizers.Tokenizer.from_str(tokenizer.to_json())
     vocab = backend.get_vocab(with_added_tokens=True)
     names = {token_id: token for token, token_id in vocab.items()}
     end, has_mask = names[tokenizer.end_id], tokenizer.mask_id is not None
     closed = TemplateProcessing(single=f"$A {end}", pair=f"$A {end} $B {end}", special_tokens=[(end, tokenizer.end_id)])
-    backend.post_processor = closed if has_mask else None  # pyrefly: ignore
+    backend.post_processor = closed if has_mask or closes else None  # pyrefly: ignore
     return PreTrainedTokenizerFast(
         tokenizer_object=backend,
         eos_token=end,

@@ -13,8 +13,8 @@ from skipless.data.glue import TASKS, read_task
 from skipless.errors import UserError
 from skipless.runs import load
 from skipless.storage.checkpoints import Checkpoints
-from skipless.tasks.glue_fit import Unstable, make_classifier
-from skipless.tasks.glue_rows import epoch_batches
+from skipless.tasks.classifier_fit import Unstable, make_classifier
+from skipless.tasks.task_rows import epoch_batches
 from skipless.training.schedule import learning_rate
 from tests.helpers.glue_files import small_glue
 from tests.helpers.glue_fits import QUICK, fit_of

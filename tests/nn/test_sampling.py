@@ -4,7 +4,7 @@ import pytest
 import torch
 
 from skipless import CausalLM, ModelConfig
-from skipless.analysis.sampling import Sampling, generate, nucleus, penalised
+from skipless.nn.sampling import Sampling, generate, nucleus, penalised
 from tests.helpers.weights import disturbed
 
 V = 30
@@ -75,7 +75,7 @@ def test_prompt_longer_than_the_context(model):
 def test_chunked_prefill(model, monkeypatch):
     prompt = [n % V for n in range(20)]
     expected = tokens(model, [prompt], 4, GREEDY)
-    monkeypatch.setattr("skipless.analysis.sampling.PREFILL", 7)
+    monkeypatch.setattr("skipless.nn.sampling.PREFILL", 7)
     assert tokens(model, [prompt], 4, GREEDY) == expected
 
 

@@ -1,4 +1,4 @@
-"""Rows of a GLUE task as tokens, and the batches of an epoch."""
+"""Rows of a labelled task as tokens, and the batches of an epoch."""
 
 import hashlib
 import json
@@ -10,7 +10,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from skipless.data.glue import Examples, encode
+from skipless.data.labelled import Examples, encode
 from skipless.data.tokenizer import Tokenizer
 
 POOL = 32
@@ -53,18 +53,22 @@ class TaskRows:
 
     def batch(self, rows: np.ndarray, pad_id: int) -> tuple[Tensor, Tensor | None]:
         """(B, T) ids, padded to the longest, and the mask of the real ones where there is padding."""
-        picked = [self.ids[row] for row in rows]
-        longest = max(map(len, picked))
-        ids = torch.tensor([row + [pad_id] * (longest - len(row)) for row in picked])
-        lengths = torch.tensor([len(row) for row in picked])
-        ragged = int(lengths.min()) < longest
-        return ids, torch.arange(longest) < lengths[:, None] if ragged else None
+        return padded([self.ids[row] for row in rows], pad_id)
 
     @cached_property
     def fingerprint(self) -> str:
         """A hash of the inputs and the answers."""
         labels = self.labels.tolist()
         return hashlib.sha256(json.dumps([self.ids, labels]).encode()).hexdigest()[:16]
+
+
+def padded(rows: Sequence[list[int]], pad_id: int) -> tuple[Tensor, Tensor | None]:
+    """(B, T) ids, padded to the longest, and the mask of the real ones where there is padding."""
+    longest = max(map(len, rows))
+    ids = torch.tensor([row + [pad_id] * (longest - len(row)) for row in rows])
+    lengths = torch.tensor([len(row) for row in rows])
+    ragged = int(lengths.min()) < longest
+    return ids, torch.arange(longest) < lengths[:, None] if ragged else None
 
 
 def epoch_batches(lengths: np.ndarray, size: int, key: Sequence[int]) -> list[np.ndarray]:

@@ -3,7 +3,7 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Literal
+from typing import Any, Literal
 
 import torch
 from torch import Tensor
@@ -156,6 +156,28 @@ def stream_text(
             written = text if whole else written
     finally:
         model.train(was_training)
+
+
+def continue_prompts(model: CausalLM, prompt: Any, n_new: int, sampling: Sampling, *, mode: str = "auto") -> Any:
+    """What `CausalLM.generate` returns: texts for texts, and for (B, T) ids the ids with the new ones behind them."""
+    if isinstance(prompt, Tensor):
+        if prompt.ndim != 2:
+            raise UserError(f"a prompt of ids is (batch, tokens), got {tuple(prompt.shape)}")
+        steps = list(generate(model, prompt.tolist(), n_new, sampling, mode=mode))
+        fill = sampling.stop_ids[0] if sampling.stop_ids else 0  # behind the end of a row that ended before the others
+        written = torch.tensor([[fill if token is None else token for token in step] for step in steps])
+        return torch.cat([prompt, written.T.to(prompt)], dim=1)
+    if model.tokenizer is None:
+        raise UserError("this model has no tokeniser: give (batch, tokens) ids, or set `model.tokenizer`")
+    tokenizer, prompts = model.tokenizer, [prompt] if isinstance(prompt, str) else list(prompt)
+    sampling = replace(sampling, stop_ids=(*sampling.stop_ids, tokenizer.end_id))
+    ids = [tokenizer.encode(text) or [tokenizer.end_id] for text in prompts]
+    new: list[list[int]] = [[] for _ in ids]
+    for step in generate(model, ids, n_new, sampling, mode=mode):
+        for row, token in zip(new, step, strict=True):
+            row.extend([] if token is None else [token])
+    texts = [text + tokenizer.decode(row) for text, row in zip(prompts, new, strict=True)]
+    return texts[0] if isinstance(prompt, str) else texts
 
 
 def sample_text(model: CausalLM, prompt: str, n_new: int, sampling: Sampling | None = None) -> str:

@@ -1,4 +1,4 @@
-"""The fine-tuning of one GLUE task with one seed: a classifier, its batches and its answers. `Update` trains it."""
+"""The fine-tuning of one task with one seed: a classifier, its batches and its answers. `Update` trains it."""
 
 import math
 import time
@@ -13,13 +13,13 @@ from torch import Tensor
 
 from skipless.analysis.health import first_nonfinite
 from skipless.config.run import FinetuneConfig, RunConfig
-from skipless.data.glue import Task
+from skipless.data.labelled import Task
 from skipless.data.tokenizer import Tokenizer
 from skipless.distributed import devices
 from skipless.errors import UserError
-from skipless.nn.model import MaskedLM, SequenceClassifier
+from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.storage.checkpoints import Checkpoint
-from skipless.tasks.glue_rows import TaskRows, by_length, epoch_batches
+from skipless.tasks.task_rows import TaskRows, by_length, epoch_batches
 from skipless.training.state import foreign_state_said, restored_counters
 from skipless.training.stopping import NonFinite
 from skipless.training.update import MicroBatch, Update
@@ -49,13 +49,13 @@ class FitState:
 
 
 @dataclass
-class GlueFit:
+class ClassifierFit:
     """The fine-tuning of one task with one seed."""
 
     run: RunConfig
     cfg: FinetuneConfig
     tokenizer: Tokenizer
-    encoder: MaskedLM | None
+    encoder: MaskedLM | CausalLM | None
     """None for a random one."""
     task: Task
     train: TaskRows
@@ -196,10 +196,10 @@ class GlueFit:
 
 
 def make_classifier(
-    run: RunConfig, cfg: FinetuneConfig, encoder: MaskedLM | None, num_labels: int
+    run: RunConfig, cfg: FinetuneConfig, encoder: MaskedLM | CausalLM | None, num_labels: int
 ) -> SequenceClassifier:
-    """A classifier on the encoder of a run, or on a random one like it."""
-    model = SequenceClassifier(run.model.replace(dropout=cfg.dropout), num_labels)
+    """A classifier on the encoder or decoder of a run, or on a random one like it."""
+    model = SequenceClassifier(run.model.replace(dropout=cfg.dropout), num_labels, causal=run.task == "causal")
     if encoder is not None:
         weights = {name: value for name, value in encoder.state_dict().items() if not name.startswith("head.")}
         left = model.load_state_dict(weights, strict=False)
