@@ -28,6 +28,7 @@ from torch import Tensor
 from skipless.config.classifier import ClassifierConfig
 from skipless.config.explain import explain
 from skipless.config.model import ModelConfig
+from skipless.config.plugins import missing_plugins
 from skipless.config.reading import check_regular, read_json
 from skipless.config.run import OWN, RunConfig
 from skipless.data import Tokenizer
@@ -121,10 +122,11 @@ class Run:
 
     def config(self) -> RunConfig:
         """The configuration it runs with."""
+        info = self.info()
         try:
-            return RunConfig.model_validate(self.info().get("config"))
+            return RunConfig.model_validate(info.get("config"))
         except ValidationError as error:
-            raise UserError(f"{str(self.config_file)!r}: {explain(error)}") from None
+            raise UserError(f"{str(self.config_file)!r}: {explain(error)}{missing_plugins(info)}") from None
 
     def metrics(self) -> Iterator[dict[str, Any]]:
         """Its measurements; a last line that is still being written is left out, as is what is no measurement."""
@@ -359,7 +361,7 @@ def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
     try:
         cfg = ModelConfig.model_validate({key: info[key] for key in ModelConfig.model_fields if key in info})
     except ValidationError as error:
-        raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}") from None
+        raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}{missing_plugins(info)}") from None
     names = info.get("id2label")
     labels = tuple(map(str, names.values())) if isinstance(names, dict) and names else UNNAMED
     files = sorted(folder.glob("*.safetensors"))

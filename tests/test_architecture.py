@@ -15,11 +15,13 @@ ORDER = (
     "config",
     "recipes",
     "nn",
+    "parts",
     "storage",
     "data",
     "runs",
     "distributed",
     "analysis",
+    "testing",
     "training",
     "interop",
     "tasks",
@@ -83,9 +85,10 @@ def test_a_step_back_is_found(source):
     assert steps_back(PACKAGE / "nn" / "made_up.py", source)
 
 
-def test_the_top_level_has_four_modules():
-    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", "errors", "runs"}
-    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | {"errors", "runs"} == set(ORDER)
+def test_the_top_level_has_six_modules():
+    alone = {"errors", "parts", "runs", "testing"}
+    assert {path.stem for path in PACKAGE.glob("*.py")} == {"__init__", "__main__", *alone}
+    assert {path.parent.name for path in PACKAGE.glob("*/__init__.py")} | alone == set(ORDER)
 
 
 # ------------------------------------------------------------------------------ the chart

@@ -16,6 +16,7 @@ from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.recipes import recipe
 from tests.helpers.commands import unknown_options
 from tests.helpers.glue_files import small_glue
+from tests.helpers.plugins import no_plugins
 
 ROOT = Path(__file__).parent.parent
 MAP = (ROOT / "docs" / "paper-map.md").read_text(encoding="utf-8")
@@ -98,6 +99,7 @@ SMALLER = {
     "sweep": TINY_RUNS,
     "reproduce": [*TINY_RUNS, "--minutes", "0"],  # plans, trains nothing, judges
     "finetune": ["--seeds", "1", "--set", "epochs=1"],
+    "compare": [*TINY_RUNS, "--minutes", "0", "--rounds", "1"],
 }
 
 
@@ -111,6 +113,7 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
     """In an empty folder, one after another, on smaller models."""
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SKIPLESS_CACHE", str(tmp_path / "cache"))
+    (tmp_path / "examples").symlink_to(ROOT / "examples")
     (tmp_path / "src").mkdir()
     texts = [f"def function_{n}(x):\n    return x + {n}\n" * 40 for n in range(60)]
     for number, text in enumerate(texts):
@@ -134,8 +137,10 @@ def test_readme_commands_run(tmp_path, monkeypatch, capfd):
         if "--list" in words:
             small = []
         small += ["--steps", "3"] if words[0] == "train" and "--minutes" not in words else []
-        assert run([*words, *small]) == 0, (command, capfd.readouterr().err)
+        with no_plugins():
+            assert run([*words, *small]) == 0, (command, capfd.readouterr().err)
     assert (tmp_path / "signal.png").exists()
+    assert (tmp_path / "inside.png").exists()
     assert (tmp_path / "losses.png").exists()
     run_python(on_a_model=True)
 

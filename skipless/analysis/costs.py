@@ -10,12 +10,13 @@ import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from skipless.analysis.own_costs import own_flops
 from skipless.config.model import ModelConfig
 from skipless.errors import UserError
 from skipless.nn.attention import Attention
 from skipless.nn.layers import ReparamLinear, RMSNorm
 from skipless.nn.model import LOSS_ROWS, CausalLM, MaskedLM
-from skipless.nn.positions import LearnedPositions
+from skipless.nn.own_parts import is_own
 
 FLOAT = 4
 """Bytes of a float32."""
@@ -43,20 +44,20 @@ def _part(path: str, module: nn.Module, name: str) -> str:
         return "norms"
     if name in getattr(module, "initial_gains", {}):
         return "gains"
-    if isinstance(module, LearnedPositions):
-        return "positions"
-    places = {
-        "query": "query, key",
-        "key": "query, key",
-        "value": "value, projection",
-        "projection": "value, projection",
-    }
-    for step in path.split("."):
-        if step in places:
-            return places[step]
-        if step == "mlp":
-            return "MLP"
-    return path.split(".")[0]
+    return next((PLACES[step] for step in path.split(".") if step in PLACES), path.split(".")[0])
+
+
+PLACES = {
+    "query": "query, key",
+    "key": "query, key",
+    "value": "value, projection",
+    "projection": "value, projection",
+    "mixing": "mixing matrix",
+    "mlp": "MLP",
+    **dict.fromkeys(("norm", "norm_sa", "post_norm_sa", "norm_ff", "post_norm_ff", "embedding_norm"), "norms"),
+    **dict.fromkeys(("query_norm", "key_norm"), "norms"),
+}
+"""Where in a model a parameter lies, and what it is counted as."""
 
 
 def flops_per_token(cfg: ModelConfig, length: int | None = None, *, head_share: float = 1.0) -> dict[str, float]:
@@ -66,16 +67,20 @@ def flops_per_token(cfg: ModelConfig, length: int | None = None, *, head_share: 
 
     Two for each weight of a matrix, and 4·T·d a layer for scores and mixing, over all T keys as a fused kernel without
     causal skipping counts them. Training is three times the forward pass: the backward makes two products of each one.
+    Of a part of one's own the products are traced, unless it has a method `flops_per_token(length)`.
     """
-    model = on_meta(cfg.replace(tie_embeddings=True))
-    matrices = sum(module.weight.numel() for module in model.modules() if isinstance(module, nn.Linear))
-    reparameterised = [module for module in model.modules() if isinstance(module, ReparamLinear)]
+    model, length = on_meta(cfg.replace(tie_embeddings=True)), length or cfg.max_seq_len
+    own = [module for module in model.modules() if is_own(module)]
+    inside = {part for module in own for part in module.modules()}
+    ours = [module for module in model.modules() if module not in inside]
+    matrices = sum(module.weight.numel() for module in ours if isinstance(module, nn.Linear))
+    reparameterised = [module for module in ours if isinstance(module, ReparamLinear)]
     matrices += sum(m.width**2 for m in reparameterised if m.w_init is not None or m.delta is not None)
     head = cfg.vocab_size * cfg.d_model
-    mixing = (
-        4 * (length or cfg.max_seq_len) * cfg.d_model * sum(isinstance(module, Attention) for module in model.modules())
-    )
-    forward = 2 * (matrices + head_share * head) + mixing
+    mixing = 4 * length * cfg.d_model
+    attentions = [module for module in ours if isinstance(module, Attention) and not is_own(module.mixing)]
+    forward = 2 * (matrices + head_share * head) + mixing * len(attentions)
+    forward += sum(own_flops(module, cfg, length) for module in own)
     return {"forward": float(forward), "training": 3.0 * forward}
 
 

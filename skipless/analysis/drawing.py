@@ -1,6 +1,7 @@
 """A block as a flow drawing, and what it does without."""
 
 from skipless.config.block import BlockConfig, GainConfig, MapConfig
+from skipless.config.parts import PartValue, find_part
 from skipless.nn.layers import is_identity
 
 
@@ -10,13 +11,18 @@ def draw(block: BlockConfig) -> str:
 
 
 def _norm_name(block: BlockConfig) -> list[str]:
-    names = {"rmsnorm": "RMSNorm", "rms-plus-eps": "RMSNorm", "layernorm": "LayerNorm"}
-    return [names[block.norm]] if block.norm != "none" else []
+    return [_drawn("norm", block.norm)] if block.norm != "none" else []
+
+
+def _drawn(kind: str, value: PartValue) -> str:
+    """What a part is called in a drawing."""
+    drawn = find_part(kind, value).drawn
+    return drawn if isinstance(drawn, str) else drawn(value)
 
 
 def _attention_name(block: BlockConfig) -> str:
-    matrix = "A"
-    if block.mixing != "softmax":
+    matrix = "A" if block.mixing == "softmax" else f"({_drawn('mixing', block.mixing)})"
+    if block.mixing in ("v-skipinit", "shaped"):
         identity, centring = (
             ("αI + " if block.alpha else ""),
             (" − γC" if block.mixing == "shaped" and block.gamma else ""),
@@ -28,12 +34,13 @@ def _attention_name(block: BlockConfig) -> str:
 def _map_name(part: MapConfig, name: str) -> str:
     if is_identity(part):
         return ""
-    return f" {name}" if part.kind == "dense" else f" (αW₀+βΔ{name})"
+    known = {"dense": f" {name}", "reparam": f" (αW₀+βΔ{name})"}
+    return known[part.kind] if part.kind in known else f" {_drawn('map', part.kind)}"
 
 
 def _mlp_name(block: BlockConfig) -> str:
-    name = {"plain": "MLP", "glu": "GLU"}[block.mlp]
-    return f"{name}[ {block.activation} ]"
+    name = _drawn("mlp", block.mlp)
+    return name if find_part("mlp", block.mlp).plugin else f"{name}[ {_drawn('activation', block.activation)} ]"
 
 
 def _gain_name(gain: GainConfig | None, symbol: str) -> list[str]:

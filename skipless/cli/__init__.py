@@ -13,16 +13,19 @@ from skipless.cli import (  # noqa: I001
     report,
     export,
     reproduce,
+    compare,
     sweep,
     data,
     inspect,
     bench,
+    new_part,
 )
 from skipless.cli.app import app, main, run
 
 __all__ = [
     "app",
     "bench",
+    "compare",
     "data",
     "evaluate",
     "export",
@@ -30,6 +33,7 @@ __all__ = [
     "generate",
     "inspect",
     "main",
+    "new_part",
     "predict",
     "report",
     "reproduce",

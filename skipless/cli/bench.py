@@ -19,6 +19,7 @@ from skipless.cli.options import (
     JsonOption,
     MaxNewTokensOption,
     PlotOption,
+    PluginOption,
 )
 from skipless.cli.renamed import renamed, tell
 from skipless.errors import unknown
@@ -55,6 +56,7 @@ def bench(
         list[str] | None, typer.Option(help="For token-time: `decoder`, `encoder, width 768`, …; several times.")
     ] = None,
     runs: Annotated[Path | None, RUNS] = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Speed and memory against `pre-ln` and, if transformers is installed, Hugging Face's GPT-2: cases take turns.

@@ -14,6 +14,7 @@ from skipless.cli.options import (
     DeviceOption,
     JsonOption,
     ModelArgument,
+    PluginOption,
     RunsOption,
     SourcesOption,
     set_corpora,
@@ -38,6 +39,7 @@ def evaluate(
     runs: RunsOption = Path("runs"),
     device: DeviceOption = "auto",
     cache_dir: CacheOption = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Loss, perplexity and bits per byte of a trained model on its held-out text or on any source; or scores on tasks.

@@ -7,7 +7,7 @@ from typing import Annotated
 import typer
 
 from skipless.cli.app import app
-from skipless.cli.options import CheckpointOption, JsonOption, ModelArgument, RunsOption
+from skipless.cli.options import CheckpointOption, JsonOption, ModelArgument, PluginOption, RunsOption
 from skipless.cli.renamed import renamed
 
 
@@ -19,6 +19,7 @@ def export(
     checkpoint: CheckpointOption = "last",
     runs: RunsOption = Path("runs"),
     overwrite: Annotated[bool, typer.Option("--overwrite", help="Replace an export that is there.")] = False,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write a trained model as a folder for others, with a model card.

@@ -14,6 +14,7 @@ from skipless.cli.options import (
     DeviceOption,
     JsonOption,
     NameOption,
+    PluginOption,
     RunArgument,
     RunsOption,
     SetOption,
@@ -70,6 +71,7 @@ def finetune(
     runs: RunsOption = Path("runs"),
     device: DeviceOption = "auto",
     fresh: Annotated[bool, typer.Option("--fresh", help="Throw away earlier results and begin again.")] = False,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Fine-tune a pre-trained model on labelled text of your own, or an encoder on GLUE with the paper's protocol.

@@ -17,6 +17,7 @@ from skipless.cli.options import (
     MaxNewTokensOption,
     ModelArgument,
     NumSamplesOption,
+    PluginOption,
     RunsOption,
     SeedOption,
 )
@@ -45,6 +46,7 @@ def generate(
     checkpoint: CheckpointOption = "last",
     runs: RunsOption = Path("runs"),
     device: DeviceOption = "auto",
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Write text with a trained causal model, token by token as it comes.

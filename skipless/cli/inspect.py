@@ -11,11 +11,14 @@ import typer
 from skipless.cli.app import app
 from skipless.cli.options import (
     BATCH_SIZE,
+    CheckpointOption,
     ConfigOption,
     HeadsOption,
     JsonOption,
     LayersOption,
     PlotOption,
+    PluginOption,
+    RunsOption,
     SeedOption,
     SeqLenOption,
     SetOption,
@@ -40,7 +43,8 @@ def _bytes(text: str) -> int:
 @app.command()
 def inspect(
     blocks: Annotated[
-        list[str] | None, typer.Argument(metavar="[BLOCK]...", help="Presets, or variants such as `pre-ln:alpha_sa=0`.")
+        list[str] | None,
+        typer.Argument(metavar="[BLOCK|RUN]...", help="Presets, variants such as `pre-ln:alpha_sa=0`, or runs."),
     ] = None,
     config: ConfigOption = None,
     n_layer: LayersOption = None,
@@ -64,13 +68,22 @@ def inspect(
     micro_batch: Annotated[
         int | None, typer.Option(help="Sequences that a device has in memory at a time, for the plan.", min=1)
     ] = None,
+    attention: Annotated[
+        str | None, typer.Option("--attention", metavar="TEXT", help="Of a run: its mixing matrices for this text.")
+    ] = None,
+    checkpoint: CheckpointOption = "last",
+    runs: RunsOption = Path("runs"),
     plot: PlotOption = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Show what blocks cost and whether their signal is healthy: parameters, FLOPs, memory, layer by layer.
 
     The size is that of the paper's CodeParrot model (18 layers, width 768, 12 heads) unless told otherwise. A file of
-    `--config` is that of a model, and its block is inspected too; `--plot` draws the signal over the layers.
+    `--config` is that of a model, and its block is inspected too; `--plot` draws the signal over the layers. A run, by
+    its path or by a name that is no block's, is inspected as it was trained. With `--attention` it is opened instead:
+    the mixing matrix of each layer and head for a text, its terms αI, βA and −γC apart, the gains over depth, and the
+    outliers over training; `--plot` draws them, `--json` has every number.
 
     Examples:
 
@@ -81,7 +94,12 @@ def inspect(
     - `skipless inspect sas --encoder --seq-len 128 --set block.mlp=glu --json`
 
     - `skipless inspect sas-p --no-signal --devices 8 --device-memory 24G`
+
+    - `skipless inspect runs/baseline --attention 'def f(x):' --plot inside.png`
     """
+    if attention is not None:
+        _look_inside(blocks or [], attention, checkpoint, runs, plot, as_json=as_json)
+        return
     capacity = None if device_memory is None else _bytes(device_memory)
     if devices == 1 and (device_memory or micro_batch):
         raise UserError("--device-memory and --micro-batch belong to a plan for many devices: give --devices")
@@ -106,7 +124,7 @@ def inspect(
             devices=devices,
             micro_batch=micro_batch,
         )
-        for name, cfg in _models(blocks or [], config, sizes, settings or [])
+        for name, cfg in _models(blocks or [], config, sizes, settings or [], runs)
     ]
     if plot:
         plotting.plot_signal(found, plot)
@@ -117,17 +135,58 @@ def inspect(
         show_plans(found, batch_size=batch_size, device_memory=capacity)
 
 
+def _is_run(name: str, runs: Path) -> bool:
+    """Whether a name is no block's, and a run's."""
+    from skipless.config.block import BLOCKS
+
+    known = name.partition(":")[0] in BLOCKS
+    return not known and any((folder / "config.json").exists() for folder in (Path(name), runs / name))
+
+
+def _look_inside(names: list[str], text: str, checkpoint: str, runs: Path, plot: Path | None, *, as_json: bool) -> None:
+    """Open a run, and show what its attention does with a text."""
+    from skipless.analysis import plotting
+    from skipless.analysis.attention_maps import attention_maps
+    from skipless.analysis.attention_plot import plot_maps
+    from skipless.experiments.report.inside import outliers_of
+    from skipless.runs import find_model, find_run, is_export, load
+    from skipless.terminal.inspection import show_maps
+
+    if len(names) != 1:
+        raise UserError("--attention looks into one trained model: give the path or the name of a run")
+    if plot:
+        plotting.check_plot(plot)
+    place = find_model(names[0], runs)
+    model = load(place, checkpoint=checkpoint)
+    maps = attention_maps(model, text)
+    outliers = {} if is_export(place) or (place / "manifest.json").exists() else outliers_of(find_run(place))
+    if plot:
+        plot_maps(maps, outliers, plot)
+    if as_json:
+        found = {"run": str(place), **maps.as_dict(), "kurtosis": {str(step): one for step, one in outliers.items()}}
+        print(json.dumps(found, allow_nan=False))
+        return
+    show_maps(maps)
+    if plot:
+        print(f"plot: {plot}")
+
+
 def _models(
-    blocks: list[str], config: Path | None, sizes: dict[str, int | None], settings: list[str]
+    blocks: list[str], config: Path | None, sizes: dict[str, int | None], settings: list[str], runs: Path
 ) -> Iterator[tuple[str, "ModelConfig"]]:
-    """The model of each block that was named, and of the file's, with its name."""
+    """The model of each block or run that was named, and of the file's, with its name."""
     from skipless.config.model import ModelConfig
     from skipless.config.overrides import load_yaml, parse_overrides
+    from skipless.runs import find_run
 
     base: dict[str, Any] = {"n_layer": 18, "d_model": 768, "n_head": 12, "vocab_size": 50_000}
     base |= load_yaml(config) if config else {}
     base |= {key: value for key, value in sizes.items() if value is not None}
     specs: list[Any] = [*blocks, *([base["block"]] if "block" in base else [])]
     for spec in specs or ["pre-ln", "sas-p"]:
+        if isinstance(spec, str) and _is_run(spec, runs):
+            changed = {key: value for key, value in sizes.items() if value is not None}
+            yield spec, find_run(spec, runs).config().model.override({**changed, **parse_overrides(settings)})
+            continue
         cfg = ModelConfig.model_validate({**base, "block": spec}).override(parse_overrides(settings))
         yield spec if isinstance(spec, str) else str(config), cfg

@@ -86,6 +86,28 @@ DEVICE = typer.Option("--device", help="auto (an accelerator, if there is one), 
 
 DeviceOption = Annotated[str, DEVICE]
 
+
+def _load_plugins(given: list[str] | None) -> list[str] | None:
+    """Before any other option is read: these may name what plugins bring."""
+    if given:
+        from skipless.config.plugins import load_plugin
+
+        for plugin in given:
+            load_plugin(plugin)
+    return given
+
+
+PluginOption = Annotated[
+    list[str] | None,
+    typer.Option(
+        "--plugin",
+        metavar="MODULE|FILE",
+        help="Parts of your own: a module or a Python file that adds them.",
+        callback=_load_plugins,
+        is_eager=True,
+    ),
+]
+
 # ------------------------------------------------------------------------------------ runs and text
 
 RunArgument = Annotated[str, typer.Argument(metavar="RUN", help="A run's folder, or its name below --runs.")]

@@ -17,6 +17,7 @@ from skipless.cli.options import (
     CheckpointOption,
     DeviceOption,
     JsonOption,
+    PluginOption,
     RunsOption,
     TextOption,
     TextPairOption,
@@ -43,6 +44,7 @@ def predict(
     checkpoint: CheckpointOption = "last",
     runs: RunsOption = Path("runs"),
     device: DeviceOption = "auto",
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Ask a classifier that `skipless finetune` made: for each row a JSON line, in order, as it is read.

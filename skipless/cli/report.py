@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipless.cli.app import app
-from skipless.cli.options import JsonOption, PlotOption, RunsOption, ScaleOption
+from skipless.cli.options import JsonOption, PlotOption, PluginOption, RunsOption, ScaleOption
 from skipless.errors import UserError
 
 if TYPE_CHECKING:
@@ -36,8 +36,13 @@ def report(
     ] = False,
     plot: PlotOption = None,
     samples: Annotated[bool, typer.Option("--samples", help="Show the last sample of each run.")] = False,
+    attention: Annotated[
+        str | None,
+        typer.Option("--attention", metavar="TEXT", help="Of a run: its mixing matrices for this text."),
+    ] = None,
     scale: ScaleOption = "laptop",
     runs: RunsOption = Path("runs"),
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Set runs side by side, or show what experiments found: tables, plots, samples, and all of it as a page.
@@ -48,10 +53,13 @@ def report(
 
     - `skipless report runs/baseline runs/simpler --plot losses.png --samples`
 
+    - `skipless report runs/simpler --page page.html --attention 'def f(x):'`
+
     - `skipless report fig2 fig5 --page report.html --files`
     """
     from skipless.analysis import plotting
     from skipless.experiments.report.draw import save_plots
+    from skipless.experiments.report.inside import pictures
     from skipless.experiments.report.page import check_page, files_folder, with_others, write_page
     from skipless.experiments.report.run_plots import draw_losses
     from skipless.experiments.report.summary import as_dict, different_data, finding_dict, summarise
@@ -64,6 +72,8 @@ def report(
         check_page(page)
     elif files:
         raise UserError("--files lays the plots beside a page: give --page as well")
+    if attention is not None and not page:
+        raise UserError("--attention is shown in a page: give --page as well")
     findings, named = _find_all(names, scale, runs)
     behind = [run for finding in findings for run in finding.runs if run.exists]
     everything = list({run.folder: run for run in [*behind, *named]}.values())
@@ -72,7 +82,8 @@ def report(
     if page:
         for finding in with_others(findings, named) if files else ():
             save_plots(finding, files_folder(page, finding))
-        write_page(findings, named, page)
+        shown = [] if attention is None else pictures(named, attention)
+        write_page(findings, named, page, pictures=shown)
     summaries, warnings = [summarise(run) for run in everything], different_data(named)
     if as_json:
         found = {"findings": list(map(finding_dict, findings))} if findings else {}

@@ -18,6 +18,7 @@ from skipless.cli.options import (
     JsonOption,
     MinutesOption,
     OutputOption,
+    PluginOption,
     RunsOption,
     ScaleOption,
     SeedsOption,
@@ -48,11 +49,15 @@ def reproduce(
         ),
     ] = None,
     glue_dir: Annotated[str | None, GLUE_DIR] = None,
+    also: Annotated[
+        list[str] | None, typer.Option("--beside", metavar="BLOCK", help="One more block, wherever pre-ln is.")
+    ] = None,
     settings: SetOption = None,
     cache_dir: CacheOption = None,
     list_only: Annotated[
         bool, typer.Option("--list", help="Show the experiments, what they cost, and what the paper found.")
     ] = False,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Run the paper's experiments, or what is missing of them, and judge its claims.
@@ -67,6 +72,8 @@ def reproduce(
     - `skipless reproduce --list`
 
     - `skipless reproduce fig5 --seeds 3 --jobs 2`
+
+    - `skipless reproduce fig5 --beside my-block --plugin my_parts.py`
 
     - `skipless reproduce languini --corpus 'books=jsonl:books.jsonl' --minutes 60`
 
@@ -89,9 +96,11 @@ def reproduce(
         return
     given = [*(("--rates", str(rates)) if rates else ())]
     given += [word for setting in settings or [] for word in ("--set", setting)]
+    given += [word for name in also or [] for word in ("--beside", name)]
+    given += [word for name in plugin or [] for word in ("--plugin", name)]
     again = shlex.join(["--scale", scale, "--seeds", str(seeds), *given])
     folders = Folders(runs, archive, output, cache_dir, glue_dir)
-    _reproduce(ids or [], where, seeds, minutes, jobs, folders, again, as_json=as_json)
+    _reproduce(ids or [], where, seeds, minutes, jobs, folders, again, also or [], as_json=as_json)
 
 
 @dataclass(frozen=True)
@@ -124,11 +133,13 @@ def _reproduce(
     jobs: int,
     folders: Folders,
     again: str,
+    blocks: list[str],
     *,
     as_json: bool,
 ) -> None:
     """Train what is missing, judge, and write the page."""
     from skipless.analysis import plotting
+    from skipless.experiments.beside import beside
     from skipless.experiments.experiment import judge
     from skipless.experiments.jobs import check_glue, choose
     from skipless.experiments.report.findings import as_dict
@@ -138,14 +149,14 @@ def _reproduce(
     from skipless.terminal.experiments import show_findings, show_left
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
-    experiments, notes = choose(ids), read_notes(folders.output)
+    experiments, notes = beside(choose(ids), blocks, scale), read_notes(folders.output)
     for folder in (folders.output, folders.runs, folders.archive):
         if folder is not None:
             check_folder(folder)
     plotting.pyplot()  # what draws the plots should be missing now rather than in an hour
     if folders.glue_dir:
         check_glue(folders.glue_dir, experiments, scale)  # the same for a file of GLUE
-    left, failed = _train_missing(experiments, scale, seeds, jobs, folders, deadline, as_json=as_json)
+    left, failed = train_missing(experiments, scale, seeds, jobs, folders, deadline, as_json=as_json)
     # what is published is what is judged
     index = RunIndex(folders.archive, folders.runs) if folders.archive else RunIndex(folders.runs)
     findings = [judge(one, scale, seeds, index, f"skipless reproduce {one.id} {again}") for one in experiments]
@@ -162,7 +173,7 @@ def _reproduce(
         raise typer.Exit(STOPPED)
 
 
-def _train_missing(
+def train_missing(
     experiments: Any, scale: Any, seeds: int, jobs: int, folders: Folders, deadline: float | None, *, as_json: bool
 ) -> tuple[list[str], dict[str, str]]:
     """Train, and fine-tune, what the experiments need; the names of what is left, and why some of it failed."""

@@ -17,6 +17,7 @@ from skipless.cli.options import (
     JsonOption,
     LayersOption,
     OutputOption,
+    PluginOption,
     RecipeOption,
     RunsOption,
     SeqLenOption,
@@ -53,6 +54,7 @@ def sweep(
     corpus: CorpusOption = None,
     settings: SetOption = None,
     cache_dir: CacheOption = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train over values of any key of the configuration, and find the best for each block.

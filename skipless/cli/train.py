@@ -21,6 +21,7 @@ from skipless.cli.options import (
     LayersOption,
     MinutesOption,
     NameOption,
+    PluginOption,
     RecipeOption,
     RunsOption,
     SeqLenOption,
@@ -85,6 +86,7 @@ def train(
         bool, typer.Option("--dry-run", help="Show sizes, memory and time; train one step; keep nothing.")
     ] = False,
     cache_dir: CacheOption = None,
+    plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
     """Train a model. With no argument: `sas-p` on the Python standard library's source, in minutes.

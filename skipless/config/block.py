@@ -18,6 +18,7 @@ from pydantic import (
 from skipless.config.base import Config
 from skipless.config.explain import explain
 from skipless.config.overrides import is_gain_value, parse_overrides
+from skipless.config.parts import Activation, MapKind, Mixing, Mlp, Norm, find_part
 from skipless.errors import UserError, unknown
 
 
@@ -56,8 +57,8 @@ WInit = Literal["normal", "identity", "orthogonal", "last-layer-tied", "all-tied
 class MapConfig(Config):
     """The value or the projection map of an attention sub-block: W^V or W^P."""
 
-    kind: Literal["dense", "reparam", "identity"] = Field(
-        "dense", description="A free matrix; α·W_init + β·ΔW (eq. 6); or nothing at all."
+    kind: MapKind = Field(
+        "dense", description="dense: a free matrix; reparam: α·W_init + β·ΔW (eq. 6); identity: nothing at all."
     )
     init: WInit = Field(
         "normal",
@@ -75,6 +76,8 @@ class MapConfig(Config):
             raise ValueError(f"alpha and beta belong to kind 'reparam' (eq. 6), not to {self.kind!r}")
         if self.kind == "identity" and self.init not in ("normal", "identity"):
             raise ValueError(f"an identity map has no W_init, so init {self.init!r} means nothing here")
+        if find_part("map", self.kind).plugin and self.init != "normal":
+            raise ValueError(f"a map of your own has an initialisation of its own, so init {self.init!r} means nothing")
         if self.kind == "reparam" and self.alpha is None and self.beta is None:
             raise ValueError("a reparameterised map with alpha = beta = 0 passes no signal")
         return self
@@ -89,14 +92,17 @@ class BlockConfig(Config):
     """One transformer block: equation 1 (`sequential`) or equation 7 (`parallel`), with its parts."""
 
     layout: Literal["sequential", "parallel"] = Field("sequential", description="Equation 1 or equation 7.")
-    norm: Literal["rmsnorm", "rms-plus-eps", "layernorm", "none"] = Field(
-        "rmsnorm", description="Norm inside the block; rms-plus-eps divides by rms + eps, as the authors' code does."
+    norm: Norm = Field(
+        "rmsnorm",
+        description="Norm inside the block: rmsnorm, layernorm, none, or rms-plus-eps, which divides by rms + eps, as "
+        "the authors' code does.",
     )
     norm_position: Literal["pre", "post"] = Field("pre", description="Norm on the branch, or after the sum.")
     norm_eps: float = Field(1e-8, gt=0, description="Epsilon of every norm.")
 
-    mixing: Literal["softmax", "v-skipinit", "shaped"] = Field(
-        "softmax", description="The attention matrix: A; αI + βA (eq. 4); αI + βA − γC (eq. 5)."
+    mixing: Mixing = Field(
+        "softmax",
+        description="The attention matrix: softmax is A, v-skipinit αI + βA (eq. 4), shaped αI + βA − γC (eq. 5).",
     )
     alpha: Gain = Field(TRAINED, description="Weight of I in eq. 4 and 5.")
     beta: Gain = Field(TRAINED, description="Weight of A in eq. 4 and 5.")
@@ -110,8 +116,8 @@ class BlockConfig(Config):
     projection: MapConfig = Field(DENSE, description="W^P.")
     first_value: MapConfig | None = Field(None, description="W^V of layer 1, where it differs from the others.")
 
-    mlp: Literal["plain", "glu"] = Field("plain", description="MLP, or gated linear unit (half the hidden width).")
-    activation: Literal["relu", "leaky-relu", "gelu", "gelu-tanh", "silu"] = Field("relu", description="Non-linearity.")
+    mlp: Mlp = Field("plain", description="plain: MLP; glu: gated linear unit (half the hidden width).")
+    activation: Activation = Field("relu", description="Non-linearity: relu, leaky-relu, gelu, gelu-tanh, silu.")
     negative_slope: float = Field(0.01, ge=0, le=1, description="s of the leaky ReLU, max(x, s·x).")
     bias: bool = Field(False, description="Biases in the linear maps and the layer norms.")
     norm_bias: bool = Field(False, description="Biases of the layer norms alone, where `bias` is off.")
@@ -147,8 +153,18 @@ class BlockConfig(Config):
             )
         if self.mixing == "v-skipinit" and self.gamma != TRAINED:
             raise ValueError("gamma belongs to mixing 'shaped' (eq. 5); v-skipinit (eq. 4) has alpha and beta")
+        own = find_part("mixing", self.mixing)
+        strange = [name for name in ("alpha", "beta", "gamma") if name not in own.gains and self.is_set(name)]
+        if own.plugin and strange:
+            raise ValueError(
+                f"{own.title} has no {', '.join(strange)}; what it has is set with {{name: {own.name}, …}}"
+            )
         if self.beta is None:
             raise ValueError("without beta no token sees another, so there is no attention; beta=0 can be trainable")
+
+    def is_set(self, gain: str) -> bool:
+        """Whether one of the mixing's gains is other than by default."""
+        return getattr(self, gain) != TRAINED
 
     def _check_ties(self) -> None:
         for name in ("value", "first_value"):
@@ -204,7 +220,7 @@ def _presets() -> dict[str, BlockConfig]:
 
 
 BLOCKS: dict[str, BlockConfig] = _presets()
-"""The paper's blocks by name."""
+"""The paper's blocks by name, and those of plugins."""
 
 
 def parse_block(spec: str, parts: dict[str, Any] | None = None) -> BlockConfig:
@@ -214,6 +230,10 @@ def parse_block(spec: str, parts: dict[str, Any] | None = None) -> BlockConfig:
     changes that a recipe makes to every block; what the name itself changes comes after them.
     """
     name, _, changes = spec.partition(":")
+    if name not in BLOCKS:
+        from skipless.config.plugins import load_installed
+
+        load_installed()
     if name not in BLOCKS:
         raise unknown("block", name, BLOCKS)
     try:

@@ -1,6 +1,6 @@
 """A model: a stack of blocks between an embedding and a head."""
 
-from typing import Any, Literal, Self
+from typing import Any, Self
 
 from pydantic import (
     Field,
@@ -10,6 +10,7 @@ from pydantic import (
 
 from skipless.config.base import Config
 from skipless.config.block import BLOCKS, BlockConfig, parse_block
+from skipless.config.parts import Norm, Positions
 
 
 class ModelConfig(Config):
@@ -27,15 +28,16 @@ class ModelConfig(Config):
     )
     vocab_size: int = Field(4096, ge=1, le=10_000_000, description="Words of the vocabulary.")
     max_seq_len: int = Field(128, ge=1, le=10_000_000, description="T: the longest sequence the model takes.")
-    positions: Literal["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"] = Field(
+    positions: Positions = Field(
         "sinusoidal",
-        description="Added sinusoids of the embedding's size; the same with a trainable scale from 1/√d; added "
-        "trainable vectors; a bias on the scores that grows with distance; rotation of queries and keys.",
+        description="sinusoidal: added sinusoids of the embedding's size; scaled-sinusoidal: the same with a trainable "
+        "scale from 1/√d; learned: added trainable vectors; alibi: a bias on the scores that grows with distance; "
+        "rotary: rotation of queries and keys.",
     )
     embedding_norm: bool | None = Field(
         None, description="Norm after the embedding; by default only where the blocks have none."
     )
-    outer_norm: Literal["rmsnorm", "layernorm"] | None = Field(
+    outer_norm: Norm | None = Field(
         None, description="Norm after the embedding and after the last block; by default the blocks', or rmsnorm."
     )
     tie_embeddings: bool = Field(True, description="The head's matrix is the embedding's.")
@@ -49,6 +51,8 @@ class ModelConfig(Config):
 
     @model_validator(mode="after")
     def _check(self) -> Self:
+        if self.outer_norm == "none":
+            raise ValueError("outer_norm 'none': the signal needs a norm before the head, so there is no way without")
         if self.d_model % self.n_head:
             divisors = [h for h in range(1, self.d_model + 1) if self.d_model % h == 0]
             near = ", ".join(map(str, sorted(sorted(divisors, key=lambda h: abs(h - self.n_head))[:3])))

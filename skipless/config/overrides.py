@@ -16,8 +16,11 @@ def merged(tree: dict[str, Any], changes: dict[str, Any]) -> dict[str, Any]:
 
 
 def laid_over(old: Any, new: Any) -> Any:
-    """A new value for an old one: mappings are merged, and a bare number for a gain that is there changes its value."""
-    if isinstance(old, dict) and isinstance(new, dict):
+    """A new value for an old one: mappings are merged, and a bare number for a gain that is there changes its value.
+
+    Two parts of different names have nothing in common: the new one takes the place of the old.
+    """
+    if isinstance(old, dict) and isinstance(new, dict) and old.get("name") == new.get("name", old.get("name")):
         return merged(old, new)
     if isinstance(old, dict) and "trainable" in old and is_gain_value(new):
         return {**old, "init": new}

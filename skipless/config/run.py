@@ -13,6 +13,7 @@ from pydantic import (
 
 from skipless.config.base import Config, Text, unicode_text
 from skipless.config.model import ModelConfig
+from skipless.config.parts import OptimizerPart, SchedulePart
 
 OWN = "own"
 """Source and tokeniser of a run on data of one's own, which no configuration can open (`skipless.fit`)."""
@@ -122,8 +123,9 @@ class TrainConfig(Config):
         0.0, ge=0, le=1, description="Share of the budget over which the batch grows from a micro-batch to batch_size."
     )
 
-    optimizer: Literal["adamw", "muon", "sgd"] = Field(
-        "adamw", description="AdamW; Muon for the matrices inside the blocks with AdamW for the rest; or plain SGD."
+    optimizer: OptimizerPart = Field(
+        "adamw",
+        description="adamw; muon for the matrices inside the blocks, with AdamW for the rest; or sgd, which is plain.",
     )
     lr: float = Field(1e-3, gt=0, description="Peak learning rate.")
     vp_lr_factor: float = Field(1.0, ge=0, description="Factor on the learning rate of W^V and W^P.")
@@ -132,10 +134,10 @@ class TrainConfig(Config):
     weight_decay: float = Field(0.1, ge=0, description="On matrices and embeddings; never on gains, norms, biases.")
     clip: float | None = Field(1.0, gt=0, description="Largest norm of the gradient.")
 
-    schedule: Literal["linear", "cosine", "triangle", "constant", "wsd"] = Field(
+    schedule: SchedulePart = Field(
         "linear",
-        description="Learning rate after the warm-up: a line or half a cosine to zero, constant, or constant and then "
-        "a line to zero (wsd: warm-up, stable, decay).",
+        description="Learning rate after the warm-up: linear (also as triangle) or cosine to zero, constant, or wsd: "
+        "constant and then a line to zero (warm-up, stable, decay).",
     )
     warmup: float | None = Field(
         None, ge=0, description="Share of the budget below 1, else steps; by default 0.05, and 0.75 for `triangle`."

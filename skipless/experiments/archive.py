@@ -29,7 +29,11 @@ def archive(run: Run, folder: Path) -> bool:
     """Put a finished run into the archive, unless it is there as it is; says whether anything was written."""
     if not completion(run).finished:
         return False
-    files = {"config.json": to_json({key: run.info()[key] for key in KEPT}).encode(), "metrics.jsonl.gz": _metrics(run)}
+    info = run.info()
+    kept = {key: info[key] for key in KEPT}
+    if "plugins" in info:  # without the path of the file
+        kept["plugins"] = [{**one, "file": None} for one in info["plugins"]]
+    files = {"config.json": to_json(kept).encode(), "metrics.jsonl.gz": _metrics(run)}
     for name in RESULTS:
         path = run.folder / name
         if path.exists():

@@ -7,6 +7,7 @@ from pydantic import Field, ValidationError
 
 from skipless.config.base import Config
 from skipless.config.explain import explain
+from skipless.config.plugins import load_plugin
 from skipless.config.reading import read_json
 from skipless.config.run import FinetuneConfig, RunConfig
 from skipless.errors import UserError
@@ -62,6 +63,15 @@ class JobFile(Message):
     result: Path = Field(description="Where the result is to be.")
     parent: int = Field(description="Process id of who started the worker. It is asked to end when that process does.")
     command: tuple[str, ...] = Field((), description="What was typed; a run keeps it.")
+    plugins: tuple[str, ...] = Field((), description="What the work needs to be loaded before it can be read.")
+
+    @classmethod
+    def read(cls, path: Path) -> Self:
+        """Load the plugins, and then read what they bring the parts of."""
+        listed = read_json(path).get("plugins")
+        for plugin in listed if isinstance(listed, list) else []:
+            load_plugin(str(plugin))
+        return super().read(path)
 
 
 class Result(Message):

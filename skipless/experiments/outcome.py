@@ -95,6 +95,17 @@ class Finding:
     """Whether it is an experiment of ours rather than the paper's."""
     warnings: tuple[str, ...] = ()
     """What a reader should know before comparing its runs, such as that they had different data."""
+    pictures: tuple["Picture", ...] = ()
+    """What is shown beside the plots and is none."""
+
+
+@dataclass(frozen=True)
+class Picture:
+    """A picture that the page holds."""
+
+    title: str
+    source: str
+    """As a `data:` address."""
 
 
 def count(verdicts: Iterable[Verdict]) -> dict[str, int]:

@@ -18,6 +18,7 @@ from pathlib import Path
 
 import torch
 
+from skipless.config.plugins import known_plugins
 from skipless.experiments.jobs import Job
 from skipless.experiments.messages import JobFile, Result, Work
 from skipless.experiments.watcher import Progress, Watcher
@@ -62,7 +63,9 @@ class Worker:
         would end a training before it has saved.
         """
         file, result = self.folder / "job.json", self.folder / "result.json"
-        JobFile(work=work, result=result, parent=os.getpid(), command=tuple(sys.argv)).write(file)
+        JobFile(work=work, result=result, parent=os.getpid(), command=tuple(sys.argv), plugins=known_plugins()).write(
+            file
+        )
         with (self.folder / "stderr").open("wb") as errors:
             self.process = subprocess.Popen(
                 [sys.executable, "-m", "skipless.experiments.worker", str(file)],

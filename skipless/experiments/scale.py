@@ -7,7 +7,7 @@ from typing import Any
 from skipless.config.run import RunConfig
 from skipless.errors import unknown
 from skipless.recipes import recipe
-from skipless.recipes.rates import Rates
+from skipless.recipes.rates import Rates, packaged_rates, tuned_exactly
 
 SCALES: dict[str, dict[str, str]] = {
     "laptop": {
@@ -85,6 +85,21 @@ class Scale:
         if any(budget in changed for budget in budgets):  # it takes the place of the recipe's, whichever that is
             changed = {**dict.fromkeys(budgets), **changed}
         return cfg.override(changed)
+
+    def rate_of(self, kind: str, block: str) -> str | None:
+        """Where the learning rate of a block comes from, if it was tuned for just this block."""
+        recipe_name = SCALES[self.name][kind]
+        for rates, origin in ((self.rates or {}, "as given by --rates"), (packaged_rates(), "tuned for it")):
+            if "train.lr" in tuned_exactly(rates, recipe_name, block):
+                return origin
+        return None
+
+    def run_like(self, kind: str, block: str, reference: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
+        """A run of a block with the learning rate that was tuned for it, or else with that of a reference."""
+        if block == reference or self.rate_of(kind, block):
+            return self.run(kind, block, changes)
+        rate = self.run(kind, reference, changes).train.lr
+        return self.run(kind, block, {"train.lr": rate, **(changes or {})})
 
     def decoder(self, block: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
         """The decoder that most experiments train."""

@@ -128,7 +128,7 @@ def measure(
     place, seconds = pick_device(device), {}
     for name in names:
         progress(name)
-        steps = {block: _step(SIZES[name].config(block), place) for block in BLOCKS}
+        steps = {block: training_step(SIZES[name].config(block), place) for block in BLOCKS}
         times = interleave({block: step for block, (step, _) in steps.items()}, rounds, place)
         seconds[name] = {
             block: [float(f"{value / steps[block][1]:.5g}") for value in values] for block, values in times.items()
@@ -136,7 +136,7 @@ def measure(
     return {"seconds": seconds, "machine": machine(), "versions": versions(), "threads": torch.get_num_threads()}
 
 
-def _step(cfg: RunConfig, device: Any) -> tuple[Callable[[], None], int]:
+def training_step(cfg: RunConfig, device: Any) -> tuple[Callable[[], None], int]:
     """A training step in float32 (loss, backward, clipping, optimiser) on random tokens, and how many tokens it has."""
     import torch
 

@@ -20,6 +20,7 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from skipless.config.plugins import plugins_needed
 from skipless.config.reading import read_bytes
 from skipless.errors import MissingExtra, UserError, unknown, user_path
 from skipless.interop.export_folder import Model, write_config, write_tokenizer
@@ -134,6 +135,8 @@ def _to_hf(model: Model, folder: Path) -> None:
 
     wrapped = wrap(model)
     wrapped.config.auto_map = AUTO_MAP  # and with it the models' source
+    for name, value in plugins_needed(model.config).items():
+        setattr(wrapped.config, name, value)
     with _without_bars():
         wrapped.save_pretrained(folder)
         if model.tokenizer is not None:

@@ -4,6 +4,7 @@ from importlib.metadata import version
 from typing import Any
 
 from skipless.analysis.drawing import draw, removed
+from skipless.config.parts import name_of
 from skipless.nn.kernels import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.runs import Run
@@ -41,7 +42,7 @@ def _what(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
         "parameters": f"{model.num_parameters(trainable_only=False):,}",
         "layers, width, heads": f"{cfg.n_layer}, {cfg.d_model}, {cfg.n_head}",
         "vocabulary": f"{cfg.vocab_size:,}",
-        "context": f"{cfg.max_seq_len} tokens, {cfg.positions} positions",
+        "context": f"{cfg.max_seq_len} tokens, {name_of(cfg.positions)} positions",
     }
     return f"{text}\n\n```\n{draw(cfg.block)}\n```\n\n{_table(rows)}"
 

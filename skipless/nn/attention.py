@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from skipless.config.model import ModelConfig
 from skipless.nn.layers import make_map, make_query_key_norm
 from skipless.nn.masks import Mask, MaskLike
-from skipless.nn.mixing import MIXINGS
+from skipless.nn.mixing import make_mixing
 from skipless.nn.positions import Rope, apply_rope
 
 
@@ -25,7 +25,7 @@ class Attention(nn.Module):
         self.key_norm = make_query_key_norm(cfg)
         self.value = make_map(cfg, block.first_value if layer == 0 and block.first_value else block.value)
         self.projection = make_map(cfg, block.projection)
-        self.mixing = MIXINGS[block.mixing](cfg)
+        self.mixing = make_mixing(cfg)
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:  # (B, T, d) → (B, T, d)

@@ -8,7 +8,7 @@ from torch import Tensor, nn
 from skipless.config.block import BLOCKS, GainConfig
 from skipless.config.model import ModelConfig
 from skipless.nn.attention import Attention
-from skipless.nn.layers import MLPS, Gain, WithGains, make_norm, no_branch
+from skipless.nn.layers import Gain, WithGains, make_mlp, make_norm, no_branch
 from skipless.nn.masks import MaskLike
 from skipless.nn.positions import Rope
 
@@ -46,7 +46,7 @@ class SequentialBlock(WithGains):
         self.norm_sa, self.post_norm_sa = norm_if("pre", block.beta_sa), norm_if("post", block.beta_sa)
         self.norm_ff, self.post_norm_ff = norm_if("pre", block.beta_ff), norm_if("post", block.beta_ff)
         self.attention = Attention(cfg, layer) if block.beta_sa else no_branch
-        self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else no_branch
+        self.mlp = make_mlp(cfg) if block.beta_ff else no_branch
         self.add_gains(cfg.n_layer, alpha_sa=block.alpha_sa, beta_sa=block.beta_sa)
         self.add_gains(cfg.n_layer, alpha_ff=block.alpha_ff, beta_ff=block.beta_ff)
 
@@ -81,7 +81,7 @@ class ParallelBlock(WithGains):
         block = cfg.block
         self.norm = make_norm(block, cfg.d_model)
         self.attention = Attention(cfg, layer) if block.beta_sa else no_branch
-        self.mlp = MLPS[block.mlp](cfg) if block.beta_ff else no_branch
+        self.mlp = make_mlp(cfg) if block.beta_ff else no_branch
         self.add_gains(cfg.n_layer, alpha_comb=block.alpha_comb, beta_ff=block.beta_ff, beta_sa=block.beta_sa)
 
     def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:  # (B, T, d) → (B, T, d)

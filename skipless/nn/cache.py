@@ -24,8 +24,11 @@ import torch
 from torch import Tensor
 
 from skipless.config.model import ModelConfig
+from skipless.config.parts import find_part
 from skipless.errors import UserError
 from skipless.nn.masks import Mask
+from skipless.nn.mixing import MIXINGS, Softmax
+from skipless.nn.positions import rotates
 
 MODES = ("auto", "kv", "kx", "x")
 
@@ -49,10 +52,15 @@ def pick_mode(cfg: ModelConfig, mode: str) -> str:
 
 def absorbing_problem(cfg: ModelConfig) -> str | None:
     """What stands between W^K and the score, so that W^K cannot be absorbed into the query."""
-    if cfg.positions == "rotary":
+    if rotates(cfg):
         return "rotary positions turn the keys"
     if cfg.block.qk_norm:
         return "the keys are normalised"
+    mixing, first = find_part("mixing", cfg.block.mixing), cfg.block.first_value
+    if mixing.plugin and getattr(mixing.make, "forward", None) is not Softmax.forward:
+        return f"{mixing.title} has a forward of its own, so its V and A·V are not known apart"
+    if first is not None and find_part("map", first.kind).plugin:
+        return f"{find_part('map', first.kind).title} of layer 1 is not known to be a matrix"
     return None
 
 
@@ -178,7 +186,9 @@ class Cache:
 
     def _empty_total(self) -> Tensor | None:
         """The sum of no values yet, (B, H, 1, D) in float32 at least, where the mixing has a centring matrix."""
-        if self.config.block.mixing != "shaped" or self.config.block.gamma is None:
+        mixing = self.config.block.mixing
+        ours = isinstance(mixing, str) and mixing in MIXINGS  # another's may ask for a mean: a vector is soon there
+        if ours and (mixing != "shaped" or self.config.block.gamma is None):
             return None
         shape = (self.batch_size, self.config.n_head, 1, self.config.d_head)
         return torch.zeros(shape, dtype=torch.promote_types(self.dtype, torch.float32), device=self.device)

@@ -4,8 +4,10 @@ import torch
 from torch import Tensor, nn
 
 from skipless.config.model import ModelConfig
+from skipless.errors import UserError
 from skipless.nn.attention import Attention
 from skipless.nn.layers import ReparamLinear, RMSNorm, WithGains
+from skipless.nn.own_parts import is_own, reset_own_part
 from skipless.nn.positions import LearnedPositions
 
 
@@ -24,6 +26,7 @@ def init_weights(model: nn.Module, config: ModelConfig | None = None) -> None:
     | norms | weight 1, bias 0 |
     | biases | 0 |
     | gains | the `init` of their configuration |
+    | anything else in a part of one's own | what its `reset_parameters` does, after all of the above |
     """
     cfg = config or model.config
     assert isinstance(cfg, ModelConfig)
@@ -40,13 +43,25 @@ def init_weights(model: nn.Module, config: ModelConfig | None = None) -> None:
             module.bias.zero_()
         if isinstance(module, ReparamLinear) and module.delta is not None:
             module.delta.zero_()
+    for module in model.modules():
+        if is_own(module):
+            reset_own_part(module, _is_set)
     attentions = [module for module in model.modules() if isinstance(module, Attention)]
     for attention in attentions:
         if cfg.block.zero_query and cfg.block.qk_norm:
+            if not isinstance(getattr(attention.query_norm, "weight", None), nn.Parameter):
+                raise UserError("zero_query with qk_norm starts the query norm's weight at 0, and this norm has none")
             nn.init.zeros_(attention.query_norm.get_parameter("weight"))
         elif cfg.block.zero_query:
             nn.init.zeros_(attention.query.weight)
     _init_values_projections(cfg, attentions)
+
+
+def _is_set(module: nn.Module, name: str) -> bool:
+    """Whether the rules above set a tensor of a module."""
+    if isinstance(module, RMSNorm | nn.LayerNorm | nn.Linear | nn.Embedding | LearnedPositions):
+        return name in ("weight", "bias")
+    return (isinstance(module, WithGains) and name in module.initial_gains) or isinstance(module, ReparamLinear)
 
 
 def _init_values_projections(cfg: ModelConfig, attentions: list[Attention]) -> None:

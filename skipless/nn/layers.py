@@ -13,6 +13,8 @@ from torch import Tensor, nn
 
 from skipless.config.block import FIXED, BlockConfig, GainConfig, MapConfig
 from skipless.config.model import ModelConfig
+from skipless.config.parts import PartValue
+from skipless.nn.own_parts import own_part
 
 Gain = nn.Parameter | float | None
 """A gain at run time: trainable, fixed, or None for a branch that is not there."""
@@ -96,9 +98,12 @@ NORMS: dict[str, Callable[[int, float, bool], nn.Module]] = {
 }
 
 
-def make_norm(block: BlockConfig, width: int, kind: str | None = None) -> nn.Module:
+def make_norm(block: BlockConfig, width: int, kind: PartValue | None = None) -> nn.Module:
     """A block's norm, or one of another kind with its eps and bias."""
-    return NORMS[kind or block.norm](width, block.norm_eps, block.bias or block.norm_bias)
+    kind = kind or block.norm
+    if isinstance(kind, str) and kind in NORMS:
+        return NORMS[kind](width, block.norm_eps, block.bias or block.norm_bias)
+    return own_part("norm", kind, width)
 
 
 def make_outer_norm(cfg: ModelConfig) -> nn.Module:
@@ -111,22 +116,28 @@ def make_query_key_norm(cfg: ModelConfig) -> nn.Module:
     return make_norm(cfg.block, cfg.d_head, _some_norm(cfg.block)) if cfg.block.qk_norm else nn.Identity()
 
 
-def _some_norm(block: BlockConfig) -> str:
+def _some_norm(block: BlockConfig) -> PartValue:
     return block.norm if block.norm != "none" else "rmsnorm"
 
 
 # ------------------------------------------------------------------------------- MLPs
 
 
-def make_activation(block: BlockConfig) -> Callable[[Tensor], Tensor]:
-    """The non-linearity by its name."""
-    return {
-        "relu": F.relu,
-        "leaky-relu": partial(F.leaky_relu, negative_slope=block.negative_slope),
-        "gelu": F.gelu,
-        "gelu-tanh": partial(F.gelu, approximate="tanh"),
-        "silu": F.silu,
-    }[block.activation]
+ACTIVATIONS: dict[str, Callable[[BlockConfig], Callable[[Tensor], Tensor]]] = {
+    "relu": lambda block: F.relu,
+    "leaky-relu": lambda block: partial(F.leaky_relu, negative_slope=block.negative_slope),
+    "gelu": lambda block: F.gelu,
+    "gelu-tanh": lambda block: partial(F.gelu, approximate="tanh"),
+    "silu": lambda block: F.silu,
+}
+
+
+def make_activation(block: BlockConfig, width: int) -> Callable[[Tensor], Tensor]:
+    """The non-linearity by its name, for a hidden layer of a width."""
+    name = block.activation
+    if isinstance(name, str) and name in ACTIVATIONS:
+        return ACTIVATIONS[name](block)
+    return own_part("activation", name, width)
 
 
 class MLP(nn.Module):
@@ -136,7 +147,7 @@ class MLP(nn.Module):
         super().__init__()
         self.up = nn.Linear(cfg.d_model, cfg.ff_width, bias=cfg.block.bias)
         self.down = nn.Linear(cfg.ff_width, cfg.d_model, bias=cfg.block.bias)
-        self.activation = make_activation(cfg.block)
+        self.activation = make_activation(cfg.block, cfg.ff_width)
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → (B, T, F) → (B, T, d)
@@ -154,7 +165,7 @@ class GLU(nn.Module):
         super().__init__()
         self.up = nn.Linear(cfg.d_model, cfg.ff_width, bias=cfg.block.bias)
         self.down = nn.Linear(cfg.ff_width // 2, cfg.d_model, bias=cfg.block.bias)
-        self.activation = make_activation(cfg.block)
+        self.activation = make_activation(cfg.block, cfg.ff_width // 2)
         self.dropout = nn.Dropout(cfg.dropout)
 
     def forward(self, x: Tensor) -> Tensor:  # (B, T, d) → 2 × (B, T, F / 2) → (B, T, d)
@@ -167,6 +178,12 @@ class GLU(nn.Module):
 
 
 MLPS: dict[str, type[MLP] | type[GLU]] = {"plain": MLP, "glu": GLU}
+
+
+def make_mlp(cfg: ModelConfig) -> nn.Module:
+    """The MLP of a block."""
+    name = cfg.block.mlp
+    return MLPS[name](cfg) if isinstance(name, str) and name in MLPS else own_part("mlp", name, cfg)
 
 
 # --------------------------------------------------------------- value and projection
@@ -218,9 +235,15 @@ def make_map(cfg: ModelConfig, part: MapConfig) -> Callable[[Tensor], Tensor]:
     """W^V or W^P: a linear layer, equation 6, or nothing."""
     if is_identity(part):
         return identity
-    if part.kind == "dense":
-        return nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.block.bias)
-    return ReparamLinear(cfg, part)
+    if isinstance(part.kind, str) and part.kind in MAPS:
+        return MAPS[part.kind](cfg, part)
+    return own_part("map", part.kind, cfg)
+
+
+MAPS: dict[str, Callable[[ModelConfig, MapConfig], nn.Module]] = {
+    "dense": lambda cfg, part: nn.Linear(cfg.d_model, cfg.d_model, bias=cfg.block.bias),
+    "reparam": ReparamLinear,
+}
 
 
 def is_identity(part: MapConfig) -> bool:

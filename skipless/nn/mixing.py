@@ -14,12 +14,14 @@ Shapes: B batch, H heads, T tokens, D width of a head.
 import math
 from collections.abc import Iterator
 from contextlib import contextmanager
+from typing import Any
 
 from torch import Tensor, nn
 
 from skipless.config.model import ModelConfig
 from skipless.nn.layers import Gain, WithGains, scaled, weighted_sum
 from skipless.nn.masks import Mask, MaskLike, safe_softmax
+from skipless.nn.own_parts import own_part
 
 
 def attention_matrix(q: Tensor, k: Tensor, mask: Mask) -> Tensor:
@@ -49,6 +51,10 @@ class Softmax(WithGains):
         """The matrix, (B, H, T, T); or the rows of it that belong to (B, H, t, D) queries over S keys."""
         return attention_matrix(q, k, mask)
 
+    def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
+        """What the matrix is the sum of, by name, for plots; broadcasts to (B, H, T, T)."""
+        return {"A": attention_matrix(q, k, mask)}
+
     def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
         """The same as `forward`, by the matrix."""
         assert isinstance(mask, Mask)  # a cache has no matrix: it knows the newest rows only
@@ -77,6 +83,11 @@ class VSkipInit(Softmax):
         eye = mask.identity(q, q.shape[-2], k.shape[-2])
         return weighted_sum((self.alpha, eye), (self.beta, attention_matrix(q, k, mask)))
 
+    def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
+        eye = mask.identity(q, q.shape[-2], k.shape[-2])
+        found = {"αI": (self.alpha, eye), "βA": (self.beta, attention_matrix(q, k, mask))}
+        return {name: scaled(gain, term) for name, (gain, term) in found.items() if gain is not None}
+
 
 class Shaped(VSkipInit):
     """Equation 5: α·I + β·A − γ·C. With W^Q = 0, A = C, and with β = γ only the identity is left."""
@@ -95,14 +106,37 @@ class Shaped(VSkipInit):
         mixed = super().matrix(q, k, mask)
         return mixed if self.gamma is None else mixed - scaled(self.gamma, mask.centring(q, q.shape[-2], k.shape[-2]))
 
+    def terms(self, q: Tensor, k: Tensor, mask: Mask) -> dict[str, Tensor]:
+        found = super().terms(q, k, mask)
+        if self.gamma is not None:
+            found["−γC"] = -scaled(self.gamma, mask.centring(q, q.shape[-2], k.shape[-2]))
+        return found
+
 
 MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit, "shaped": Shaped}
 
 
+def make_mixing(cfg: ModelConfig) -> Any:
+    """The mixing matrix of an attention."""
+    name = cfg.block.mixing
+    return MIXINGS[name](cfg) if isinstance(name, str) and name in MIXINGS else own_part("mixing", name, cfg)
+
+
+def gains_of(mixing: object) -> tuple[str, ...]:
+    """Which of the block's α, β and γ a class of mixing matrices has."""
+    if not isinstance(mixing, type):
+        return ()
+    return ("alpha", "beta", "gamma")[: 3 if issubclass(mixing, Shaped) else 2 if issubclass(mixing, VSkipInit) else 0]
+
+
+def _has_explicit(module: nn.Module) -> bool:
+    return str(getattr(module, "own_part", "")).startswith("mixing ") and hasattr(module, "explicit")
+
+
 @contextmanager
 def explicit_form(model: nn.Module) -> Iterator[None]:
-    """Within this context every attention of the model builds its matrix."""
-    found = [module for module in model.modules() if isinstance(module, Softmax)]
+    """Within this context every attention of the model builds its matrix, where its mixing has an explicit form."""
+    found: list[Any] = [one for one in model.modules() if isinstance(one, Softmax) or _has_explicit(one)]
     mixings = [mixing for mixing in found if vars(mixing).get("forward") != mixing.explicit]  # not in an outer context
     for mixing in mixings:
         mixing.forward = mixing.explicit

@@ -11,6 +11,7 @@ from typing import Any
 import torch
 from safetensors.torch import save_file
 
+from skipless.config.plugins import plugins_needed
 from skipless.errors import UserError
 from skipless.nn.kernels.install import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer
@@ -34,7 +35,7 @@ def described(model: Transformer) -> dict[str, Any]:
     content = {"model_type": MODEL_TYPE, "architectures": [name], "skipless_version": version("skipless")}
     if isinstance(model, SequenceClassifier):
         content |= classifier_keys(model)
-    return content | model.config.model_dump(mode="json")
+    return content | model.config.model_dump(mode="json") | plugins_needed(model.config)
 
 
 def classifier_keys(model: SequenceClassifier) -> dict[str, Any]:

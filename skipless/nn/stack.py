@@ -17,7 +17,7 @@ from skipless.errors import UserError
 from skipless.nn.blocks import make_block
 from skipless.nn.layers import make_outer_norm
 from skipless.nn.masks import Mask, MaskLike, alibi_slopes
-from skipless.nn.positions import LearnedPositions, Rope, SinusoidalPositions, make_positions, make_rope
+from skipless.nn.positions import Positions, Rope, make_positions
 
 PARTS = ("embedding", "positions", "embedding_norm", "dropout", "blocks", "norm")
 """The parts of a stack, by name, from the tokens to the head."""
@@ -30,7 +30,7 @@ class Stack:
     """A `ModelConfig`, or something that has its keys."""
     causal: bool
     embedding: nn.Embedding
-    positions: SinusoidalPositions | LearnedPositions | None
+    positions: Positions
     embedding_norm: nn.Module
     dropout: nn.Dropout
     blocks: nn.ModuleList
@@ -81,10 +81,8 @@ class Stack:
     def through(self, inputs: Tensor, positions: Tensor, masks: Sequence[MaskLike]) -> Tensor:
         """Token ids or embeddings through every part, each block with its own mask, or what stands in its place."""
         x = inputs if inputs.is_floating_point() else self.embed(inputs)
-        if self.positions is not None:
-            x = x + self.positions(positions, x.dtype)
-        x = self.dropout(self.embedding_norm(x))
-        rope = make_rope(positions, self.config.d_head, x.dtype) if self.config.positions == "rotary" else None
+        added, rope = self.positions(positions, x.dtype), self.positions.rope(positions, x.dtype)
+        x = self.dropout(self.embedding_norm(x if added is None else x + added))
         for layer, mask in enumerate(masks):
             x = self.step(layer, x, mask, rope)
         return self.norm(x)

@@ -2,7 +2,7 @@
 
 from skipless.config.model import ModelConfig
 from skipless.config.run import DataConfig, RunConfig, TrainConfig
-from skipless.recipes.paper import LANGUINI_PARTS, bert_block, crammed_bert, narrow
+from skipless.recipes.paper import LANGUINI_PARTS, bert_block, crammed_bert, languini_activation, narrow
 from skipless.recipes.variants import find_block
 
 
@@ -89,9 +89,11 @@ def study_deep(block: str = "sas-p") -> RunConfig:
 def study_books(block: str = "sas-p") -> RunConfig:
     """`languini` at laptop scale."""
     length = 512
-    return study(block).override(
+    base = study(block)
+    return base.override(
         {
             **LANGUINI_PARTS,
+            **languini_activation(base),
             "data.source": "corpus:books",
             "model.max_seq_len": length,
             "data.seq_len": length,

@@ -5,6 +5,7 @@ from typing import Any
 
 from skipless.config.block import TRAINED, BlockConfig, parse_block
 from skipless.config.model import ModelConfig
+from skipless.config.parts import PartValue, find_part
 from skipless.config.run import DataConfig, RunConfig, TrainConfig
 from skipless.recipes.variants import VARIANTS, find_block
 
@@ -15,6 +16,11 @@ def narrow(cfg: RunConfig) -> RunConfig:
     if is_skipless(cfg.model.block):
         changes["model.block.beta_ff"] = round(0.2 * math.sqrt(18 / cfg.model.n_layer), 4)
     return cfg.override(changes)
+
+
+def is_ours(kind: str, value: PartValue) -> bool:
+    """Whether a part is no plugin's, so that a recipe may choose another."""
+    return find_part(kind, value).plugin is None
 
 
 def is_skipless(block: BlockConfig) -> bool:
@@ -81,7 +87,7 @@ def codeparrot_authors(block: str = "sas-p") -> RunConfig:
     name = "sas-dense-orthogonal" if block == "v-skipinit" else block
     own = find_block(name)
     parts: dict[str, Any] = {"qk_bias": True, "norm_eps": 1e-5, "norm_bias": True}
-    if own.norm != "none":
+    if own.norm != "none" and is_ours("norm", own.norm):
         parts["norm"] = "rms-plus-eps"
     if own.layout == "sequential" and is_skipless(own) and own.alpha_ff is not None:
         parts["alpha_ff"] = TRAINED
@@ -104,10 +110,10 @@ def bert_block(spec: str, n_layer: int) -> BlockConfig:
 
     0.05 is the paper's value at 16 layers; at other depths it goes with 1/√L, as the paper's O(1/√L) has it.
     """
-    name = spec.partition(":")[0]
-    parts: dict[str, Any] = {"mlp": "glu", "activation": "gelu", "norm_eps": 1e-12, "norm_bias": True}
-    if not name.endswith("nonorm"):
-        parts["norm"] = "layernorm"
+    name, own = spec.partition(":")[0], find_block(spec.partition(":")[0])
+    parts: dict[str, Any] = {"norm_eps": 1e-12, "norm_bias": True}
+    wanted = {"mlp": "glu", "activation": "gelu", "norm": "none" if name.endswith("nonorm") else "layernorm"}
+    parts |= {part: value for part, value in wanted.items() if is_ours(part, getattr(own, part))}
     if name.startswith("sas"):
         parts["beta_ff"] = 0.05 * math.sqrt(16 / n_layer)
     return parse_block(spec, parts) if spec not in VARIANTS else VARIANTS[spec].replace(**parts)
@@ -160,7 +166,12 @@ def crammed_bert(block: str = "sas-p") -> RunConfig:
     )
 
 
-LANGUINI_PARTS = {"model.positions": "alibi", "model.block.activation": "gelu", "train.sample_prompt": "The "}
+LANGUINI_PARTS = {"model.positions": "alibi", "train.sample_prompt": "The "}
+
+
+def languini_activation(cfg: RunConfig) -> dict[str, Any]:
+    """GELU, unless the block has one of somebody's own."""
+    return {"model.block.activation": "gelu"} if is_ours("activation", cfg.model.block.activation) else {}
 
 
 def languini(block: str = "sas-p") -> RunConfig:
@@ -168,9 +179,11 @@ def languini(block: str = "sas-p") -> RunConfig:
 
     Languini's own books can no longer be had: say where others are with `--corpus books=…`.
     """
-    return codeparrot(block).override(
+    base = codeparrot(block)
+    return base.override(
         {
             **LANGUINI_PARTS,
+            **languini_activation(base),
             "model.n_layer": 12,
             "model.max_seq_len": 512,
             "model.vocab_size": 16_384,

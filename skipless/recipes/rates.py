@@ -31,6 +31,14 @@ def tuned(name: str, block: str, rates: Rates | None = None) -> dict[str, Any]:
     return found
 
 
+def tuned_exactly(rates: Rates, name: str, block: str) -> Mapping[str, Any]:
+    """The keys that were tuned for just this block, and a recipe or what that recipe derives from."""
+    for blocks in reversed(_from_general_to_own(rates, name)):
+        if block in blocks:
+            return blocks[block]
+    return {}
+
+
 Value = TypeVar("Value")
 
 

@@ -1,10 +1,12 @@
 """What `skipless inspect` found."""
 
+import statistics
 from collections.abc import Sequence
 from pathlib import Path
 
 from rich.text import Text
 
+from skipless.analysis.attention_maps import Maps
 from skipless.analysis.inspection import Inspection
 from skipless.analysis.units import number
 from skipless.terminal.console import Console
@@ -29,6 +31,24 @@ def show_inspections(found: Sequence[Inspection], *, batch_size: int, context: i
             say(_verdict(one))
     if plot:
         print(f"plot: {plot}")
+
+
+def show_maps(maps: Maps) -> None:
+    """The gains of each layer, and how its attention is spread; means over heads."""
+    names = list(dict.fromkeys(name for layer in maps.layers for name in layer.gains))
+    rows = [
+        [
+            str(layer.layer),
+            *(f"{statistics.fmean(layer.gains[name]):.3f}" if name in layer.gains else "–" for name in names),
+            f"{statistics.fmean(layer.entropy):.3f}",
+            f"{layer.matrix.diagonal(dim1=-2, dim2=-1).mean().item():.3f}",
+        ]
+        for layer in maps.layers
+    ]
+    say(f"{len(maps.tokens)} tokens: {' '.join(repr(token) for token in maps.tokens)}")
+    show_table(
+        "Mixing of each layer, means over heads", ["layer", *names, "entropy of A (nats)", "mean of the diagonal"], rows
+    )
 
 
 def _cost_rows(found: Sequence[Inspection], batch_size: int, context: int) -> list[list[str]]:

@@ -14,6 +14,7 @@ from skipless.distributed.fsdp import FSDPGroup
 from skipless.distributed.group import Group
 from skipless.nn.attention import Attention
 from skipless.nn.model import Transformer
+from skipless.training.own_parts import own_part
 
 GroupKey = tuple[float, bool]
 """Factor on the learning rate, and whether weight decay applies."""
@@ -86,17 +87,29 @@ def make_optimizers(model: Transformer, cfg: TrainConfig, group: Group | None = 
     Every parameter group has a `factor` by which `set_lr` multiplies the learning rate.
     """
     groups = parameter_groups(model, cfg.vp_lr_factor)
-    if cfg.optimizer == "muon":
-        inside = {name for name, _ in model.blocks.named_parameters(prefix="blocks")}
-        hidden = _select(groups, lambda name, p: name in inside and p.ndim == 2)
-        rest = _select(groups, lambda name, p: name not in inside or p.ndim != 2)
-        kind = partial(ShardedMuon, group=group) if isinstance(group, FSDPGroup) else Muon
-        # match_rms_adamw scales Muon's update, an orthogonal matrix, to the size of AdamW's: one learning rate for both
-        muon = [kind(hidden, lr=cfg.lr, adjust_lr_fn="match_rms_adamw")] if hidden else []
-        return [*_with_decay(muon, cfg), *_with_decay([_adamw(rest, cfg)], cfg)]
-    every = _select(groups, lambda name, p: True)
-    optimizer = SGD(every, lr=cfg.lr) if cfg.optimizer == "sgd" else _adamw(every, cfg)
-    return _with_decay([optimizer], cfg)
+    if isinstance(cfg.optimizer, str) and cfg.optimizer in OPTIMIZERS:
+        return _with_decay(OPTIMIZERS[cfg.optimizer](model, groups, cfg, group), cfg)
+    made = own_part("optimizer", cfg.optimizer, _select(groups, lambda name, p: True), cfg)
+    return _with_decay(made if isinstance(made, list | tuple) else [made], cfg)
+
+
+def _muon(model: Transformer, groups: "Groups", cfg: TrainConfig, group: Group | None) -> list[Optimizer]:
+    inside = {name for name, _ in model.blocks.named_parameters(prefix="blocks")}
+    hidden = _select(groups, lambda name, p: name in inside and p.ndim == 2)
+    rest = _select(groups, lambda name, p: name not in inside or p.ndim != 2)
+    kind = partial(ShardedMuon, group=group) if isinstance(group, FSDPGroup) else Muon
+    # match_rms_adamw scales Muon's update, an orthogonal matrix, to the size of AdamW's: one learning rate for both
+    muon = [kind(hidden, lr=cfg.lr, adjust_lr_fn="match_rms_adamw")] if hidden else []
+    return [*muon, _adamw(rest, cfg)]
+
+
+Groups = dict[GroupKey, dict[str, nn.Parameter]]
+
+OPTIMIZERS: dict[str, Callable[[Transformer, Groups, TrainConfig, Group | None], list[Optimizer]]] = {
+    "adamw": lambda model, groups, cfg, group: [_adamw(_select(groups, lambda name, p: True), cfg)],
+    "muon": _muon,
+    "sgd": lambda model, groups, cfg, group: [SGD(_select(groups, lambda name, p: True), lr=cfg.lr)],
+}
 
 
 def _select(

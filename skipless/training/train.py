@@ -8,6 +8,7 @@ from pathlib import Path
 from pydantic import BaseModel, NonNegativeInt
 
 from skipless.config.base import differences
+from skipless.config.plugins import plugins_of
 from skipless.config.run import RunConfig
 from skipless.data import Corpus, prepare
 from skipless.distributed import devices
@@ -209,6 +210,7 @@ def _write_config(run: Run, cfg: RunConfig, corpus: Corpus | OwnData) -> None:
             "versions": versions(),
             "machine": machine(),
             "data": {"fingerprint": corpus.fingerprint, **train_tokens},
+            **plugins_of(cfg),
         },
     )
 

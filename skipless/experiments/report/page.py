@@ -18,7 +18,7 @@ from jinja2 import Environment, PackageLoader, StrictUndefined
 from markupsafe import Markup
 
 from skipless.errors import UserError
-from skipless.experiments.outcome import Finding
+from skipless.experiments.outcome import Finding, Picture
 from skipless.experiments.report.page_plots import short
 from skipless.experiments.report.run_plots import run_plots
 from skipless.experiments.report.sections import RUN_COLUMNS, count, files_folder, make_section
@@ -43,7 +43,7 @@ def check_page(path: Path) -> None:
         raise UserError(f"cannot write {str(path)!r}: there is no folder {str(path.absolute().parent)!r}")
 
 
-def side_by_side(runs: Sequence[Run]) -> Finding:
+def side_by_side(runs: Sequence[Run], pictures: Sequence[Picture] = ()) -> Finding:
     """Runs without a claim, as a finding."""
     seeds = tuple(sorted({run.config().train.seed for run in runs}))
     return Finding(
@@ -57,34 +57,42 @@ def side_by_side(runs: Sequence[Run]) -> Finding:
         plots=run_plots(runs),
         runs=tuple(runs),
         warnings=different_data(runs),
+        pictures=tuple(pictures),
     )
 
 
-def with_others(findings: Sequence[Finding], runs: Sequence[Run]) -> list[Finding]:
+def with_others(findings: Sequence[Finding], runs: Sequence[Run], pictures: Sequence[Picture] = ()) -> list[Finding]:
     """The findings, and the runs that are behind none of them side by side."""
     behind = {run.folder for finding in findings for run in finding.runs}
     others = list({run.folder: run for run in runs if run.folder not in behind}.values())
-    return [*findings, *([side_by_side(others)] if others else [])]
+    return [*findings, *([side_by_side(others, pictures)] if others else [])]
 
 
-def write_page(findings: Sequence[Finding], runs: Sequence[Run], path: Path) -> Path:
+def write_page(
+    findings: Sequence[Finding],
+    runs: Sequence[Run],
+    path: Path,
+    title: str = TITLE,
+    open_plots: int = OPEN_PLOTS,
+    pictures: Sequence[Picture] = (),
+) -> Path:
     """Write the page of findings and of the runs that are behind none of them, and return its path."""
     check_page(path)
-    everything = with_others(findings, runs)
+    everything = with_others(findings, runs, pictures)
     drawn: list[dict[str, Any]] = []
     style, script = _asset("page.css"), _asset("page.js")
     text = (
         _environment()
         .get_template("page.html.j2")
         .render(
-            title=TITLE if findings else "Runs side by side",
+            title=title if findings else "Runs side by side",
             subtitle=_subtitle(findings, everything),
             version=version("skipless"),
             tally=tally(findings),
             looks=LOOKS,
             run_columns=RUN_COLUMNS,
             sections=[make_section(finding, path, drawn) for finding in everything],
-            open_plots=OPEN_PLOTS,
+            open_plots=open_plots,
             plots=drawn,
             style=Markup(style),
             script=Markup(script),

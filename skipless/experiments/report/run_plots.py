@@ -12,6 +12,7 @@ from skipless.errors import UserError
 from skipless.experiments.outcome import Plot, Series
 from skipless.experiments.report.axes import AXES, GAINS
 from skipless.experiments.report.draw import draw
+from skipless.experiments.report.inside import inside_plots
 from skipless.experiments.report.summary import Pool, pool_seeds, summarise
 from skipless.runs import Run
 
@@ -23,6 +24,7 @@ def run_plots(runs: Sequence[Run]) -> tuple[Plot, ...]:
         _loss_plot(pools, "loss", "Held-out loss", "valid_loss"),
         _loss_plot(pools, "train-loss", "Training loss", "loss"),
         *_bar_plots(pools),
+        *(plot for number, pool in enumerate(pools, 1) for plot in inside_plots(pool.runs[0], number)),
         *(plot for number, pool in enumerate(pools, 1) for plot in _gain_plots(pool, number)),
     ]
     return tuple(plot for plot in plots if plot.series)

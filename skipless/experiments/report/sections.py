@@ -10,7 +10,7 @@ from typing import Any
 from skipless.analysis.units import clock, number
 from skipless.config.base import differences
 from skipless.config.run import RunConfig
-from skipless.experiments.outcome import Finding
+from skipless.experiments.outcome import Finding, Picture
 from skipless.experiments.report.axes import split_bars
 from skipless.experiments.report.page_plots import Cell, Figure, fixed, make_figure, plot_data, with_sd
 from skipless.experiments.report.styles import styles
@@ -55,6 +55,7 @@ class Section:
     samples: list[dict[str, Any]]
     commands: list[str]
     origin: dict[str, str]
+    pictures: tuple[Picture, ...] = ()
 
 
 def files_folder(page: Path, finding: Finding) -> Path:
@@ -92,6 +93,7 @@ def make_section(finding: Finding, page: Path, drawn: list[dict[str, Any]]) -> S
         samples=[sample for of in rows for one in of if (sample := _last_sample(*one))],
         commands=[finding.command] if finding.command else _distinct(map(_command, runs)),
         origin=_origin(runs),
+        pictures=finding.pictures,
     )
 
 

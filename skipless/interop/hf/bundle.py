@@ -8,10 +8,14 @@ relative. Nothing is kept by hand: this reads the sources of the package that do
 import ast
 import re
 import sys
+import warnings
 from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.resources import files
 from pathlib import PurePosixPath
+
+from skipless.config.model import ModelConfig
+from skipless.config.parts import parts_in
 
 ENTRY = "skipless.interop.hf.modeling"
 AUTO_MAP = {
@@ -26,10 +30,15 @@ AUTO_MAP = {
 """Where each Auto class finds its class in the files of `remote_code`."""
 
 
-def remote_code() -> dict[str, str]:
-    """File name → source of everything that the models need of this package."""
+class NotInTheExport(UserWarning):
+    """The source of a part cannot travel with an export."""
+
+
+def remote_code(config: ModelConfig | None = None) -> dict[str, str]:
+    """File name → source of everything that the models need of this package, and of the plugins of a configuration."""
+    plugins = _plugin_sources(config)
     sources: dict[str, str] = {}
-    waiting = [ENTRY]
+    waiting = [ENTRY, *(need for source in plugins.values() for need in _needs(source))]
     while waiting:
         module = waiting.pop()
         if module not in sources:
@@ -37,13 +46,46 @@ def remote_code() -> dict[str, str]:
             waiting += _needs(sources[module])
     note = f"# From skipless {version('skipless')}, MIT licence; made by `skipless export`.\n"
     bundle = {f"{_flat(module)}.py": note + _relative(source) for module, source in sorted(sources.items())}
+    for name, source in plugins.items():
+        bundle[f"plugin_{name}.py"] = f"{note}{_relative(source)}\n\nPLUGIN = {name!r}\n"
     # of a file that auto_map names, transformers looks whether its imports can be had, and says what is missing
-    needs = "".join(f"import {package}  # noqa: E402, F401\n" for package in _packages(sources.values()))
+    packages = _packages([*sources.values(), *plugins.values()])
+    needs = "".join(f"import {package}  # noqa: E402, F401\n" for package in packages)
+    # a configuration names their parts, so they have to be there before one is read
+    needs += "".join(f"from .plugin_{name} import PLUGIN  # noqa: E402, F401\n" for name in plugins)
     for reference in set(AUTO_MAP.values()):
         file = f"{reference.split('.')[0]}.py"
         if not bundle[file].endswith(needs):
             bundle[file] += f"\n# what all these files need\n{needs}"
     return bundle
+
+
+def _plugin_sources(config: ModelConfig | None) -> dict[str, str]:
+    """Name → source of each plugin whose parts a model has, if it is one file that can stand by itself."""
+    found = {}
+    for plugin in {part.plugin for part in parts_in(config) if part.plugin} if config else ():
+        source = plugin.file.read_text(encoding="utf-8") if plugin.file and plugin.file.is_file() else None
+        problem = "its source is no file" if source is None else _problem(source)
+        if source is None or problem:
+            warnings.warn(
+                f"the source of the plugin {plugin} does not go with the export ({problem}): "
+                "whoever opens it has to load the plugin first",
+                NotInTheExport,
+                stacklevel=2,
+            )
+        else:
+            found[plugin.name.rpartition(".")[2]] = source
+    return found
+
+
+def _problem(source: str) -> str | None:
+    """Why a source cannot be laid beside the others, whose imports are by `from skipless… import …`."""
+    for node in ast.walk(ast.parse(source)):
+        if isinstance(node, ast.Import) and any(alias.name.split(".")[0] == "skipless" for alias in node.names):
+            return "it says `import skipless`: `from skipless.parts import …` can travel"
+        if isinstance(node, ast.ImportFrom) and (node.level or node.module == "skipless"):
+            return "it imports from beside itself, or from `skipless`: `from skipless.parts import …` can travel"
+    return None
 
 
 def _read(module: str) -> str:

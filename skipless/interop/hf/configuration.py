@@ -5,9 +5,13 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, ClassVar
 
+from pydantic import ValidationError
 from transformers.configuration_utils import PreTrainedConfig
 
+from skipless.config.explain import explain
 from skipless.config.model import ModelConfig
+from skipless.config.plugins import missing_plugins
+from skipless.errors import UserError
 
 
 class SkiplessConfig(PreTrainedConfig):
@@ -26,7 +30,7 @@ class SkiplessConfig(PreTrainedConfig):
         "tie_word_embeddings": "tie_embeddings",
     }
 
-    sources: ClassVar[Callable[[], Mapping[str, str]]] = dict
+    sources: ClassVar[Callable[[ModelConfig], Mapping[str, str]]] = lambda config: {}
     """File name → text of what `auto_map` names. Nothing where those files are at work: `transformers` copies them."""
 
     use_cache: bool = True
@@ -40,14 +44,22 @@ class SkiplessConfig(PreTrainedConfig):
         """Check the model's keys and keep them as plain values, which go to JSON and back."""
         given = {self.attribute_map.get(key, key): value for key, value in kwargs.items()}
         own = {key: given.pop(key) for key in ModelConfig.model_fields if key in given}
-        for key, value in ModelConfig.model_validate(own).model_dump(mode="json").items():
+        try:
+            checked = ModelConfig.model_validate(own)
+        except ValidationError as error:
+            if not missing_plugins(kwargs):
+                raise
+            raise UserError(f"{explain(error)}{missing_plugins(kwargs)}") from None
+        for key, value in checked.model_dump(mode="json").items():
             setattr(self, key, value)
         super().__post_init__(**given)
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *others: Any, **more: Any) -> None:
         """Write config.json, and the files that it names for those who do not have this package."""
         super().save_pretrained(save_directory, *others, **more)
-        for name, text in (type(self).sources() if getattr(self, "auto_map", None) else {}).items():
+        for name, text in (
+            type(self).sources(self.to_model_config()) if getattr(self, "auto_map", None) else {}
+        ).items():
             (Path(save_directory) / name).write_text(text, encoding="utf-8")
 
     base_model_fsdp_plan: ClassVar[dict[Any, str]] = {

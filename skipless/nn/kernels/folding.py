@@ -13,11 +13,12 @@ import torch
 from torch import Tensor, nn
 
 from skipless.nn.blocks import Block
-from skipless.nn.kernels.install import become
+from skipless.nn.kernels.install import become, plain_type
 from skipless.nn.kernels.modules import Attention, ParallelBlock, SequentialBlock, as_linear
 from skipless.nn.kernels.slabs import along_longer_side, slab_product
 from skipless.nn.layers import GLU, MLP, Gain, WithGains, identity
 from skipless.nn.masks import MaskLike
+from skipless.nn.mixing import Shaped, VSkipInit
 from skipless.nn.model import Transformer
 from skipless.nn.positions import Rope
 
@@ -36,8 +37,8 @@ def fold(model: Model) -> Model:
 
 def _fold_block(block: Block) -> None:
     mha, mlp = block.attention, block.mlp
-    if isinstance(mlp, MLP | GLU):
-        _scale_linear(mlp.down, block.beta_ff)
+    if plain_type(mlp) in (MLP, GLU):
+        _scale_linear(mlp.down, block.beta_ff)  # pyrefly: ignore
         _set_gain(block, "beta_ff", 1.0)
     if isinstance(mha, Attention):
         mha.value, mha.projection = as_linear(mha.value), as_linear(mha.projection)
@@ -47,8 +48,9 @@ def _fold_block(block: Block) -> None:
         for name, part in parent.named_children():
             if type(part) is nn.Linear:
                 setattr(parent, name, SlabLinear.of(part))
-    if type(mha) is Attention and type(block) in FOLDED:
-        block.joint = JointLinear.of(mha, mlp if isinstance(block, ParallelBlock) else None)
+    if type(mha) is Attention and type(block) in FOLDED and type(mha.query) is type(mha.key) is SlabLinear:
+        inside = isinstance(block, ParallelBlock) and plain_type(mlp) in (MLP, GLU)
+        block.joint = JointLinear.of(mha, mlp if inside else None)
         become(block, FOLDED[type(block)])
 
 
@@ -70,10 +72,10 @@ def _scale_linear(layer: nn.Linear, gain: Gain) -> None:
 
 def _scale_output(mha: Attention, gain: Gain) -> bool:
     """Multiply a gain into W^P, or where there is none into the gains of the mixing; false if there are neither."""
-    if isinstance(mha.projection, nn.Linear):
+    if type(mha.projection) is nn.Linear:
         _scale_linear(mha.projection, gain)
         return True
-    if mha.projection is not identity or not hasattr(mha.mixing, "alpha"):
+    if mha.projection is not identity or plain_type(mha.mixing) not in (VSkipInit, Shaped):
         return False
     for name in ("alpha", "beta", "gamma"):
         own = getattr(mha.mixing, name, None)
@@ -123,7 +125,7 @@ class JointLinear(nn.Module):
         inputs does without.
         """
         maps = {"query": mha.query, "value": mha.value, "up": getattr(mlp, "up", None), "key": mha.key}
-        return cls({name: part for name, part in maps.items() if isinstance(part, nn.Linear)})
+        return cls({name: part for name, part in maps.items() if type(part) in (nn.Linear, SlabLinear)})  # pyrefly: ignore
 
     def forward(self, x: Tensor, *, keys: bool = True) -> dict[str, Tensor]:  # (B, T, d) → a tensor for each map
         """All maps, or all but the keys."""
@@ -136,7 +138,7 @@ class JointLinear(nn.Module):
 def mixed(mha: object, h: Tensor, parts: dict[str, Tensor], mask: MaskLike, rope: Rope | None) -> Tensor:
     """The attention of h from the products that were made together."""
     assert isinstance(mha, Attention)
-    q, v = parts["query"], parts.get("value", h)
+    q, v = parts["query"], parts["value"] if "value" in parts else mha.value(h)
     return mha.from_inputs(h, q, v, mask) if mask.of_inputs else mha.mix(q, parts["key"], v, mask, rope)
 
 
@@ -161,7 +163,7 @@ class FoldedParallelBlock(ParallelBlock):
     def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
         h = self.norm(x)
         parts = self.joint(h, keys=not mask.of_inputs)
-        mlp = self.mlp.contract(parts["up"]) if "up" in parts else None  # pyrefly: ignore
+        mlp = self.mlp.contract(parts["up"]) if "up" in parts else self.mlp(h)  # pyrefly: ignore
         mha = mixed(self.attention, h, parts, mask, rope)
         return self.weighted_sum((self.alpha_comb, x), (self.beta_ff, mlp), (self.beta_sa, mha))
 

@@ -53,9 +53,9 @@ def disabled(module: nn.Module) -> Iterator[None]:
             become(part, kernel)
 
 
-def plain_type(module: nn.Module) -> Any:
+def plain_type(module: object) -> Any:
     """The class of a module as if it had no kernel."""
-    return PLAIN.get(type(module), type(module))
+    return PLAIN.get(type(module), type(module))  # pyrefly: ignore
 
 
 def become(module: nn.Module, kind: type[nn.Module] | None) -> None:

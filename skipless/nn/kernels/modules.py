@@ -187,7 +187,7 @@ def by_head(x: Tensor, weight: Tensor) -> Tensor:
 
 def as_linear(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """A reparameterised map as one matrix; the others as they are."""
-    if not isinstance(part, PlainReparamLinear):
+    if not isinstance(part, PlainReparamLinear) or type(part) not in (PlainReparamLinear, ReparamLinear):
         return part
     linear = nn.Linear(part.width, part.width, bias=False, device="meta")
     linear.weight = nn.Parameter(part.matrix())
@@ -204,7 +204,8 @@ class ParallelBlock(PlainParallelBlock):
 
     def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
         mha, mlp = self.attention, self.mlp
-        if not (isinstance(mha, Attention) and isinstance(mlp, MLP | GLU) and self._fans_out(mha, mlp, x, mask)):
+        ours = type(mha) is Attention and type(mlp) in (MLP, GLU)  # somebody's own may do anything with its products
+        if not (ours and isinstance(mlp, MLP | GLU) and self._fans_out(mha, mlp, x, mask)):
             return super().forward(x, mask, rope)
         up, q, k, *rest, h = fan_out(self.norm(x), mlp.up.weight, *(part.weight for part in mha.products()))
         v, out = rest[0] if rest else mha.value(h), mlp.contract(up)
