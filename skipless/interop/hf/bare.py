@@ -88,8 +88,10 @@ class SkiplessPreTrainedModel(PreTrainedModel):
         earlier = {f"^{old.replace('.', chr(92) + '.')}": new for old, new in EARLIER_NAMES.items()}
         found = super().from_pretrained(*places, key_mapping={**earlier, **(key_mapping or {})}, **more)
         model = found[0] if isinstance(found, tuple) else found
-        if key_mapping is None:
-            vars(model)["_weight_conversions"] = None  # it is saved with the names of today
+        used = getattr(model, "_weight_conversions", None) or []  # and would be undone when the model is saved
+        vars(model)["_weight_conversions"] = [
+            one for one in used if not set(one.target_patterns) & set(EARLIER_NAMES.values())
+        ]
         return found
 
     @property
@@ -161,8 +163,8 @@ class Step(GradientCheckpointingLayer):
 class SkiplessModel(SkiplessPreTrainedModel, Stack):
     """Embedding, blocks and norm without a head: what `AutoModel` opens, and `base_model` of every other.
 
-    `config.is_causal` says whether a token sees only those before it; unless it is given, the architecture does in which
-    the weights were trained, and without one it is true.
+    `config.is_causal` says whether a token sees only those before it; unless it is given, the architecture does in
+    which the weights were trained, and without one it is true.
     """
 
     _can_record_outputs = {"hidden_states": Step}
@@ -215,6 +217,7 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         `output_attentions` are the mixing matrices αI + βA − γC.
         """
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT)
+        self._check_attention()
         inputs = self._inputs(input_ids, inputs_embeds)
         wants_matrices = asked.get("output_attentions")
         wants_matrices = self.config.output_attentions if wants_matrices is None else wants_matrices
@@ -239,6 +242,14 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
             hidden = self.encode(inputs, mask, packed, position_ids)
         matrices: Any = tuple(seen) if seen is not None and wants_matrices else None
         return BaseModelOutputWithPast(hidden, past_key_values, attentions=matrices)  # pyrefly: ignore
+
+    def _check_attention(self) -> None:
+        """Whoever runs a model for others, vLLM for one, sets the name of its attention in the configuration itself."""
+        if self.config._attn_implementation not in ("sdpa", "eager"):
+            raise UserError(
+                f"attention {self.config._attn_implementation!r} gives A·V alone, and these models need αI + βA − γC: "
+                "only 'sdpa' and 'eager' can be chosen"
+            )
 
     def _inputs(self, ids: Tensor | None, embedded: Tensor | None) -> Tensor:
         if (ids is None) == (embedded is None):

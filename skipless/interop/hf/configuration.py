@@ -50,6 +50,22 @@ class SkiplessConfig(PreTrainedConfig):
         for name, text in (type(self).sources() if getattr(self, "auto_map", None) else {}).items():
             (Path(save_directory) / name).write_text(text, encoding="utf-8")
 
+    base_model_fsdp_plan: ClassVar[dict[Any, str]] = {
+        "embedding": "free_full_weight",
+        "blocks.*": "free_full_weight",
+        "norm": "keep_full_weight",
+    }
+
+    @property
+    def base_model_tp_plan(self) -> dict[str, str] | None:  # pyrefly: ignore
+        """Which matrices `tp_plan="auto"` shards: embedding, MLP. Not the attention's, which mixes its own inputs.
+
+        A GLU holds both its first matrices as one, of which a shard would take the wrong columns.
+        """
+        if self.block["mlp"] != "plain" or self.block["beta_ff"] is None:
+            return None
+        return {"embedding": "embedding_rowwise", "blocks.*.mlp.up": "colwise", "blocks.*.mlp.down": "rowwise"}
+
     @property
     def looks_back(self) -> bool:
         """Whether a token sees only those before it: as said, else as the weights were trained, else yes."""

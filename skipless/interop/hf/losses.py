@@ -33,7 +33,7 @@ def chunked_loss(hidden: Tensor, weight: Tensor, labels: Tensor, n_items: Tensor
     """Mean cross-entropy of (B, T, d) hidden states over the (B, T) labels that count; or its sum over `n_items`."""
     hidden, labels = hidden.flatten(0, 1), labels.flatten().to(hidden.device)
     kept = (labels != IGNORED).nonzero().squeeze(-1)
-    if len(kept) < len(labels):
+    if 2 * len(kept) < len(labels):  # else the loss passes over a few sooner than they are copied
         hidden, labels = hidden[kept], labels[kept]
     if not len(kept):  # as in PyTorch: a sum of nothing is 0, its mean is not a number
         nothing = F.linear(hidden, weight).sum().float()

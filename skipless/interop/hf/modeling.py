@@ -87,6 +87,8 @@ class LanguageModel(WithHead):
     """A head over the vocabulary, which may be the embedding's matrix."""
 
     _tied_weights_keys = {"lm_head.weight": "model.embedding.weight"}
+    _fsdp_plan = {"lm_head": "keep_full_weight"}
+    _tp_plan = {"lm_head": "colwise_gather_output"}
 
     def add_head(self, config: SkiplessConfig) -> None:
         """A matrix (V, d)."""
@@ -159,6 +161,9 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
             )
         prepared.max_length = min(prepared.max_length, self.config.max_seq_len - prompt + ids)
         return prepared
+
+    def _prepare_position_ids_for_generation(self, *_: Any) -> None:  # pyrefly: ignore
+        """`generate` gives only the positions that it was given: others are counted, wherever padding stands."""
 
     @staticmethod
     def create_masks_for_generate(

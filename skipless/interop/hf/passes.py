@@ -45,7 +45,7 @@ class Pass:
         self.positions = counted if positions is None else positions  # (1 or B, t)
         places = ranks
         if alibi is not None and positions is not None and documents is None:
-            places = self._places(positions, counted, padding, ranks)
+            places = self._places(positions, counted, None if padding is None else padding[:, index], ranks)
         # of a prompt the mask is square, and its fast forms need no (T, T) matrix; but where padding stands between
         # tokens, only an explicit one counts ALiBi's distances without it
         square = rows is None and isinstance(self.first, int) and self.first == 0
@@ -72,9 +72,8 @@ class Pass:
         if self.cache is None:
             Mask(True, padding, documents).check(*inputs.shape[:2])
 
-    def _places(self, given: Tensor, counted: Tensor, padding: Tensor | None, ranks: Tensor | None) -> Tensor | None:
+    def _places(self, given: Tensor, counted: Tensor, real: Tensor | None, ranks: Tensor | None) -> Tensor | None:
         """Between which ALiBi counts: of a whole sequence those given; a cache does not know those of its keys."""
-        real = None if padding is None else padding[:, -self.new :]
         differs = (given != counted) if real is None else (given != counted) & real
         if torch.compiler.is_compiling() or not bool(differs.any()):
             return ranks
@@ -93,7 +92,7 @@ class Pass:
     def centring(self, values: Tensor) -> Tensor:
         """The new rows of C, (1 or B, 1 or H, t, S), in float32 at least, made once for all layers."""
         if self._centring is None:
-            like = values.new_empty(0, dtype=torch.promote_types(values.dtype, torch.float32))
+            like = torch.empty(0, dtype=torch.promote_types(values.dtype, torch.float32), device=self.positions.device)
             self._centring = self.mask.centring(like, self.new, values.shape[-2])
         return self._centring.to(values.device)
 

@@ -47,6 +47,20 @@ def test_generate_goes_on_from_embeddings(cache):
         model.generate(inputs_embeds=torch.zeros(1, 48, 24, dtype=torch.float64), max_new_tokens=2)
 
 
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_generate_with_padding_is_generate_without(positions):
+    """Whether positions are counted here or given, as transformers counts them."""
+    model = make("sas", positions=positions)
+    row, padded, mask = torch.randint(1, V, (1, 4)), torch.randint(1, V, (2, 8)), torch.ones(2, 8, dtype=torch.long)
+    padded[0, 4:], mask[0, :4] = row[0], 0
+    how = {"max_new_tokens": 8, "do_sample": False, "pad_token_id": 0}
+    alone = model.generate(row, **how)[0, 4:]
+    for more in ({}, {"position_ids": (mask.cumsum(-1) - 1).clamp(min=0)}):
+        for cache in ("dynamic", "static"):
+            found = model.generate(padded, attention_mask=mask, cache_implementation=cache, **how, **more)
+            assert torch.equal(found[0, 8:], alone)
+
+
 # --------------------------------------------------------------------------- positions, documents
 
 

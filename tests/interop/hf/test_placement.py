@@ -1,5 +1,7 @@
 """Models whose weights are elsewhere: offloaded, sharded over files, quantised. The numbers are the plain ones."""
 
+import subprocess
+import sys
 import warnings
 
 import pytest
@@ -114,3 +116,39 @@ def test_half_precision_from_a_file(tmp_path):
     loss = half.train()(ids, labels=ids).loss
     assert loss.dtype == torch.float32
     loss.backward()
+
+
+PARALLEL = """
+import sys
+import torch
+from skipless.interop.hf import SkiplessForCausalLM
+
+folder = sys.argv[1]
+plain = SkiplessForCausalLM.from_pretrained(folder)
+model = SkiplessForCausalLM.from_pretrained(folder, tp_plan="auto")
+assert len(model.model.blocks[0].mlp.up.weight.to_local()) == 48
+ids = torch.arange(18).view(2, 9)
+with torch.no_grad():
+    torch.testing.assert_close(model(ids).logits, plain(ids).logits, rtol=0, atol=1e-5)
+how = {"max_new_tokens": 5, "do_sample": False, "pad_token_id": 0}
+assert torch.equal(model.generate(ids, **how), plain.generate(ids, **how))
+for one in (model, plain):
+    one.train()(ids, labels=ids).loss.backward()
+found = model.model.embedding.weight.grad.full_tensor()
+torch.testing.assert_close(found, plain.model.embedding.weight.grad, rtol=0, atol=1e-5)
+"""
+
+
+@pytest.mark.slow
+@pytest.mark.parametrize("block", ["sas-p", "sas", "pre-ln:bias=true"])
+def test_two_processes_with_half_of_the_matrices_each(block, tmp_path):
+    make(block, dtype=torch.float32).save_pretrained(tmp_path)
+    (tmp_path / "run.py").write_text(PARALLEL)
+    launch = [sys.executable, "-m", "torch.distributed.run", "--standalone", "--nproc_per_node=2"]
+    done = subprocess.run([*launch, tmp_path / "run.py", tmp_path], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-3000:]
+
+
+def test_a_glu_is_not_sharded():
+    """Its first matrix holds two, of which a shard would take the wrong columns."""
+    assert make("pre-ln:mlp=glu").config.base_model_tp_plan is None
