@@ -137,7 +137,8 @@ def train(
         others = [config, block, *(value for key, value in given.items() if key != "train.device")]
         if decay is None or any(value is not None for value in others):
             raise UserError("--branch takes --decay STEPS, and everything else from the run; change that with --set")
-        start, cfg = _branch(branch, runs, decay, device, settings)
+        there = runs / name if resume and name else None
+        start, cfg = _branch(branch, runs, decay, device, settings, there)
     if name is None:
         name = f"{block.split(':')[0] if block else block_name(cfg.model.block)}-{cfg.digest}"
     if not name or Path(name).name != name or name.startswith("."):
@@ -148,15 +149,26 @@ def train(
 
 
 def _branch(
-    text: str, runs: Path, decay: int, device: str | None, settings: list[str] | None
-) -> "tuple[Branch, RunConfig]":
-    """The checkpoint that is gone on from, and the configuration of a decay from there."""
-    from skipless.config.overrides import parse_overrides
-    from skipless.training.branch import Branch
+    text: str, runs: Path, decay: int, device: str | None, settings: list[str] | None, there: Path | None
+) -> "tuple[Branch | None, RunConfig]":
+    """The checkpoint that is gone on from, and the configuration of a decay from there.
 
-    start = Branch.find(text, runs)
+    A branch that is resumed from a checkpoint of its own needs no other: the run that it came from may have gone on,
+    and removed it.
+    """
+    from skipless.config.overrides import parse_overrides
+    from skipless.runs import Run
+    from skipless.training.branch import Branch, is_branch_of
+
     where = {} if device is None else {"train.device": device}
-    return start, start.config(decay).override({**where, **parse_overrides(settings or [])})
+    changes = {**where, **parse_overrides(settings or [])}
+    if there is not None and Run(there).exists and Run(there).checkpoints().all():
+        cfg = Run(there).config()
+        if not is_branch_of(cfg, text, decay):
+            raise UserError(f"run {str(there)!r} is no decay of {decay} steps off {text!r}: give another --name")
+        return None, cfg.override(changes)
+    start = Branch.find(text, runs)
+    return start, start.config(decay).override(changes)
 
 
 def _train(

@@ -5,8 +5,8 @@ from fractions import Fraction
 from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
+    BeforeValidator,
     Field,
-    PlainValidator,
     PositiveInt,
     model_validator,
 )
@@ -44,7 +44,7 @@ def _checked_source(value: Any) -> str | tuple[str, ...]:
 class DataConfig(Config):
     """A corpus: where its text comes from, how it is tokenised, and how the tokens are cut into rows."""
 
-    source: Annotated[str | tuple[str, ...], PlainValidator(_checked_source)] = Field(
+    source: Annotated[str | tuple[str, ...], BeforeValidator(_checked_source)] = Field(
         "python-stdlib",
         description="`python-stdlib`, `files:GLOB`, `jsonl:PATH#field` (also .gz, .zst), or "
         "`hf:DATASET[:config][@split]#field`; or a list of several with their weights, "

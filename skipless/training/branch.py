@@ -66,3 +66,10 @@ class Branch:
         if train.tokens is not None:
             return counted["tokens"] / train.tokens
         return counted["seconds"] / (60 * (train.minutes or 1))
+
+
+def is_branch_of(cfg: RunConfig, text: str, decay: int) -> bool:
+    """Whether a configuration is that of a decay off `RUN@STEP`, as far as that can be told without the run."""
+    step = text.rpartition("@")[2] if "@" in text else ""
+    origin = cfg.train.branch or ""
+    return bool(origin) and cfg.train.decay == decay and origin.endswith(f"@{step}" if step else "")

@@ -151,6 +151,13 @@ def test_the_tokeniser_is_trained_by_the_shares(texts, tmp_path):
         assert (merges.index(["al", "pha"]) < merges.index(["Ġfo", "x"])) == first
 
 
+@pytest.mark.filterwarnings("error")
+def test_a_mix_goes_to_json_and_back(texts):
+    cfg = config(texts)
+    assert DataConfig.model_validate(json.loads(cfg.model_dump_json())) == cfg
+    assert cfg.model_dump(mode="json")["source"] == list(cfg.source)
+
+
 def test_one_source_is_what_it_was(texts, cache_dir):
     plain = DataConfig(source=texts[0], vocab_size=300, seq_len=8, valid_fraction=0.2)
     assert plain.model_dump()["source"] == texts[0]

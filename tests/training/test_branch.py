@@ -1,5 +1,7 @@
 """Warm-up, stable, decay; and a decay that branches off a checkpoint."""
 
+import shutil
+
 import pytest
 
 from skipless.cli import run as skipless
@@ -108,6 +110,23 @@ def test_the_command(stable, tmp_path, cache_dir, capsys):
         err = capsys.readouterr().err
         assert said in err
         assert err.count("\n") == 1
+
+
+def test_a_branch_goes_on_when_the_run_has_removed_its_checkpoint(stable, tmp_path, cache_dir, capsys):
+    runs = tmp_path / "runs"
+    shutil.copytree(stable, runs / "run")
+    words = ["train", "--name", "mine", "--branch", "run@6", "--decay", "4", "--runs", str(runs), "--track", "none"]
+    words += ["--cache-dir", str(cache_dir), "--resume"]
+    branch = Branch.find(f"{runs / 'run'}@6")
+    with pytest.raises(Stop):
+        train(branch.config(4), runs / "mine", trackers=[], cache_dir=cache_dir, branch=branch, observer=stop_at(8))
+    shutil.rmtree(runs / "run" / "checkpoints" / "step-00000006")
+    assert skipless(words) == 0
+    assert records(runs / "mine")[-1]["step"] == 10
+    capsys.readouterr()
+    for other in ({"run@6": "run@7"}, {"4": "5"}):
+        assert skipless([other.get(word, word) for word in words]) == 2
+        assert "is no decay of" in capsys.readouterr().err
 
 
 def test_a_branch_without_its_checkpoint_says_so(stable, tmp_path, cache_dir):
