@@ -38,6 +38,25 @@ def folders(tmp_path_factory):
     return place
 
 
+def test_tokenisers_ask_for_no_code(folders, monkeypatch):
+    """With the package by its Auto class; without it, a process that has only transformers, by its own class."""
+
+    def ask(*_):
+        raise AssertionError("transformers asked whether to run the code of the folder")
+
+    monkeypatch.setattr("builtins.input", ask)
+    expected = AutoTokenizer.from_pretrained(folders / "causal")(TEXT)["input_ids"]
+    code = (
+        "import builtins, json, sys\nsys.modules['skipless'] = None\n"
+        "def ask(*_): raise SystemExit(9)\nbuiltins.input = ask\n"
+        "from transformers import PreTrainedTokenizerFast\n"
+        "print(json.dumps(PreTrainedTokenizerFast.from_pretrained(sys.argv[1])(sys.argv[2])['input_ids']))"
+    )
+    done = subprocess.run([sys.executable, "-c", code, folders / "causal", TEXT], capture_output=True, text=True)
+    assert done.returncode == 0, done.stderr[-2000:]
+    assert json.loads(done.stdout) == expected
+
+
 def test_features(folders):
     ask = pipeline("feature-extraction", model=str(folders / "causal"))
     (features,) = ask(TEXT)
