@@ -10,7 +10,7 @@ from skipless.cli.app import app
 from skipless.cli.options import JsonOption, OutputOption
 
 
-@app.command()
+@app.command("new-part")
 def new_part(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the part is called, as `my-norm`.")],
     kind: Annotated[str, typer.Option("--part", help="norm, mixing, map, mlp or activation.")] = "norm",
