@@ -10,10 +10,10 @@ from skipless.cli.app import app
 from skipless.cli.options import JsonOption, OutputOption
 
 
-@app.command()
+@app.command("new-part")
 def new_part(
     name: Annotated[str, typer.Argument(metavar="NAME", help="What the part is called, as `my-norm`.")],
-    kind: Annotated[str, typer.Option("--kind", help="norm, mixing, map, mlp or activation.")] = "norm",
+    kind: Annotated[str, typer.Option("--part", help="norm, mixing, map, mlp or activation.")] = "norm",
     output: OutputOption = Path(),
     as_json: JsonOption = False,
 ) -> None:
@@ -25,7 +25,7 @@ def new_part(
 
     - `skipless new-part my-norm`
 
-    - `skipless new-part my-mixing --kind mixing --output parts`
+    - `skipless new-part my-mixing --part mixing --output parts`
     """
     from skipless.tasks.new_part import new_part as write
 

@@ -24,7 +24,7 @@ def _no_plugins():
 
 @pytest.mark.parametrize("kind", TEMPLATES)
 def test_every_kind_has_all_properties_and_is_tidy(kind, tmp_path, capsys):
-    assert command(["new-part", f"my-{kind}", "--kind", kind, "--output", str(tmp_path), "--json"]) == 0
+    assert command(["new-part", f"my-{kind}", "--part", kind, "--output", str(tmp_path), "--json"]) == 0
     files = json.loads(capsys.readouterr().out)["files"]
     assert [Path(path).name for path in files] == [f"my_{kind}.py", f"test_my_{kind}.py", f"train_my_{kind}.py"]
     load_plugin(files[0])
@@ -60,11 +60,11 @@ def test_bad_input(tmp_path, capsys):
         assert said.count("\n") == 1
         return said
 
-    assert "unknown kind of part to begin with 'nrom'" in refused("mine", "--kind", "nrom")
+    assert "unknown kind of part to begin with 'nrom'" in refused("mine", "--part", "nrom")
     assert "a name has letters" in refused("my part")
     assert "there is a norm 'rmsnorm' already" in refused("rmsnorm")
     assert "begin with a letter" in refused("1st")
     assert command(["new-part", "mine", "--output", str(tmp_path)]) == 0
     before = (tmp_path / "mine.py").read_text()
-    assert "is there already" in refused("mine", "--kind", "mlp")
+    assert "is there already" in refused("mine", "--part", "mlp")
     assert (tmp_path / "mine.py").read_text() == before
