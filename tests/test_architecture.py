@@ -17,6 +17,7 @@ ORDER = (
     "nn",
     "storage",
     "data",
+    "runtime",
     "runs",
     "distributed",
     "analysis",

@@ -19,8 +19,12 @@ ONE_FILE = 1 << 30
 """Bytes of weights up to which they lie inside the ONNX file; beyond 2 GB that is not possible."""
 
 
-def write_config(model: Model, folder: Path) -> None:
-    """The configuration, as Hugging Face's libraries keep one."""
+SOURCE_MARK = "# From skipless "
+"""How each file of source in an export begins."""
+
+
+def write_config(model: Model, folder: Path, more: dict[str, Any] | None = None) -> None:
+    """The configuration, as Hugging Face's libraries keep one, with what else a format has to say."""
     name = next(name for name, kind in ARCHITECTURES.items() if plain_type(model) is kind)
     content: dict[str, Any] = {
         "model_type": MODEL_TYPE,
@@ -29,7 +33,7 @@ def write_config(model: Model, folder: Path) -> None:
     }
     if isinstance(model, SequenceClassifier):
         content["id2label"] = {str(label): f"LABEL_{label}" for label in range(model.num_labels)}
-    content |= model.config.model_dump(mode="json")
+    content |= model.config.model_dump(mode="json") | (more or {})
     (folder / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
 
 
