@@ -2,7 +2,7 @@
 
 Weights are rounded as `skipless export --bits` does it: the matrices of every layer, and the embedding's, which is the
 head's. Activations are rounded as the cheapest arithmetic with 8 bits wants it: a scale for each token, from its
-largest value, so that one outlier makes all the others coarse. (ONNX Runtime's own products have a scale for 32 values.)
+largest value, so that one outlier makes all the others coarse. (Products of ONNX Runtime have a scale for 32 values.)
 """
 
 import copy
