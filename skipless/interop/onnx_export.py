@@ -21,8 +21,8 @@ INSIDE = 1 << 24
 """Bytes of weights up to which they lie inside the ONNX file. Beside it they are mapped into memory, not read."""
 
 TOLERANCES = {32: ONNX_TOLERANCE, 8: 0.1, 4: 0.6}
-"""Largest mean difference from PyTorch's logits by bits, in units of their own spread: a graph that is wrong is 1 away.
-At 32 bits it is the largest difference of all, in units of the largest logit or of 1."""
+"""Largest mean difference from PyTorch's logits by bits (of the weights or of the cache), in units of their own spread:
+a graph that is wrong is 1 away. At 32 bits it is the largest of all differences, in units of the largest logit or 1."""
 
 
 def to_onnx_decoder(
@@ -32,7 +32,8 @@ def to_onnx_decoder(
     import onnx
 
     about = options.model_dump(mode="json") | {"cache": pick_mode(model.config, options.cache)}
-    about["block_size"] = None if options.bits == 32 else options.block
+    if options.bits != 32:
+        about |= {"block_size": options.block, "symmetric": options.has_scales_alone}
     write_config(model, folder, {"onnx": about} | ({} if run is None else {"run": run.model_dump(mode="json")}))
     write_tokenizer(model.tokenizer, folder)
     graph = decoder_graph(model, options)
@@ -41,7 +42,7 @@ def to_onnx_decoder(
     source = Path(skipless.runtime.__path__[0]) / "decoder.py"
     text = SOURCE_MARK + "runtime/decoder.py\n" + source.read_text(encoding="utf-8")
     (folder / "decoder.py").write_text(text, encoding="utf-8")
-    return check(model, OnnxCausalLM(folder, model.config), options.bits)
+    return check(model, OnnxCausalLM(folder, model.config), min(options.bits, options.cache_bits))
 
 
 def check(model: CausalLM, found: OnnxCausalLM, bits: int) -> dict[str, float]:

@@ -6,8 +6,8 @@ from pydantic import Field, model_validator
 
 from skipless.config.base import Config
 
-BLOCKS = {4: 32, 8: 32, 32: 32}
-"""Weights that share a scale, by bits: the errors are then below those of llama.cpp's Q4_0 and Q8_0."""
+BLOCK = 32
+"""Weights that share a scale. Larger blocks are faster, and their errors above those of llama.cpp's Q4_0 and Q8_0."""
 
 
 class OnnxOptions(Config):
@@ -18,9 +18,13 @@ class OnnxOptions(Config):
     )
     bits: Literal[4, 8, 32] = Field(32, description="Bits of a weight in every matrix.")
     block_size: Literal[16, 32, 64, 128, 256] | None = Field(
-        None, description="Weights that share a scale; by default as many as make the error of llama.cpp's formats."
+        None, description="Weights that share a scale; by default 32, as in llama.cpp."
     )
-    symmetric: bool = Field(True, description="Whether blocks have a scale alone, or a zero point too.")
+    symmetric: bool | None = Field(
+        None,
+        description="Whether blocks have a scale alone, or a zero point too; by default what ONNX Runtime is faster "
+        "with, which at 8 bits is a zero point.",
+    )
     cache_bits: Literal[8, 32] = Field(32, description="Bits of what cache mode `x` remembers: 8 with a scale a token.")
 
     @model_validator(mode="after")
@@ -29,11 +33,16 @@ class OnnxOptions(Config):
             raise ValueError("cache_bits 8 goes with cache 'x'")
         if self.cache == "none" and self.bits != 32:
             raise ValueError("low bits go with a cache: a graph of whole sequences has 32")
-        if self.block_size is not None and self.bits == 32:
-            raise ValueError("block_size goes with bits 4 or 8")
+        if self.bits == 32 and (self.block_size is not None or self.symmetric is not None):
+            raise ValueError("block_size and symmetric go with bits 4 or 8")
         return self
 
     @property
     def block(self) -> int:
         """Weights that share a scale."""
-        return self.block_size or BLOCKS[self.bits]
+        return self.block_size or BLOCK
+
+    @property
+    def has_scales_alone(self) -> bool:
+        """Whether blocks are symmetric."""
+        return self.bits == 4 if self.symmetric is None else self.symmetric

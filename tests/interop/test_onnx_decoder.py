@@ -211,6 +211,14 @@ def test_low_bits_of_a_trained_model(run_folder, tmp_path):
         assert error <= most
 
 
+@pytest.mark.parametrize("options", [{"cache": "x", "cache_bits": 8}, {"cache": "x", "bits": 4}, {"bits": 8}], ids=str)
+def test_an_export_at_low_bits_passes_its_own_check(options, run_folder, tmp_path):
+    folder = export_run(run_folder, "onnx", tmp_path / "out", onnx=OnnxOptions(**options))
+    about = json.loads((folder / "config.json").read_text())["onnx"]
+    assert {name: about[name] for name in options} == options
+    assert "decoder.py ." in (folder / "README.md").read_text()
+
+
 def test_without_pytorch(graph_folder):
     """The file in the folder runs it by itself, in a process that cannot import torch or this package."""
     script = (
