@@ -124,7 +124,7 @@ def error(_: Path, __: int) -> dict[str, Any]:
     for bits, kind in ((8, GGMLQuantizationType.Q8_0), (4, GGMLQuantizationType.Q4_0)):
         options = OnnxOptions(bits=bits)  # pyrefly: ignore
         theirs = torch.from_numpy(quants.dequantize(quants.quantize(weight.numpy(), kind), kind))
-        own = relative_error(weight, pack(weight, bits, options.block, symmetric=options.has_scales_alone))
+        own = relative_error(weight, pack(weight, bits, options.block, symmetric=options.symmetric))
         found[str(bits)] = {"ours": own, kind.name: float((theirs - weight).norm() / weight.norm())}
     return found
 

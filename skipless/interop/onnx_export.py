@@ -33,7 +33,7 @@ def to_onnx_decoder(
 
     about = options.model_dump(mode="json") | {"cache": pick_mode(model.config, options.cache)}
     if options.bits != 32:
-        about |= {"block_size": options.block, "symmetric": options.has_scales_alone}
+        about["block_size"] = options.block
     write_config(model, folder, {"onnx": about} | ({} if run is None else {"run": run.model_dump(mode="json")}))
     write_tokenizer(model.tokenizer, folder)
     graph = decoder_graph(model, options)

@@ -20,11 +20,7 @@ class OnnxOptions(Config):
     block_size: Literal[16, 32, 64, 128, 256] | None = Field(
         None, description="Weights that share a scale; by default 32, as in llama.cpp."
     )
-    symmetric: bool | None = Field(
-        None,
-        description="Whether blocks have a scale alone, or a zero point too; by default what ONNX Runtime is faster "
-        "with, which at 8 bits is a zero point.",
-    )
+    symmetric: bool = Field(False, description="Whether blocks have a scale alone, or a zero point too.")
     cache_bits: Literal[8, 32] = Field(32, description="Bits of what cache mode `x` remembers: 8 with a scale a token.")
 
     @model_validator(mode="after")
@@ -33,7 +29,7 @@ class OnnxOptions(Config):
             raise ValueError("cache_bits 8 goes with cache 'x'")
         if self.cache == "none" and self.bits != 32:
             raise ValueError("low bits go with a cache: a graph of whole sequences has 32")
-        if self.bits == 32 and (self.block_size is not None or self.symmetric is not None):
+        if self.bits == 32 and (self.block_size is not None or self.symmetric):
             raise ValueError("block_size and symmetric go with bits 4 or 8")
         return self
 
@@ -41,8 +37,3 @@ class OnnxOptions(Config):
     def block(self) -> int:
         """Weights that share a scale."""
         return self.block_size or BLOCK
-
-    @property
-    def has_scales_alone(self) -> bool:
-        """Whether blocks are symmetric."""
-        return self.bits == 4 if self.symmetric is None else self.symmetric

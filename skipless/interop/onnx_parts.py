@@ -52,7 +52,7 @@ class Parts:
     def _low_bits(self, weight: Tensor, *, flat: bool = False) -> list[str]:
         """A matrix as `MatMulNBits` has it, or flat, (rows, bytes), as `GatherBlockQuantized` has it."""
         options = self.options
-        packed = pack(weight, options.bits, options.block, symmetric=options.has_scales_alone)
+        packed = pack(weight, options.bits, options.block, symmetric=options.symmetric)
         rows, blocks = packed.scales.shape
         weights = packed.weights if flat else packed.weights.reshape(rows, blocks, -1)
         made = [self.graph.constant(weights, np.uint8, "weight"), self.graph.constant(packed.scales, name="scales")]

@@ -93,7 +93,7 @@ def rounded(model: CausalLM, bits: int) -> CausalLM:
             part.value, part.projection = as_linear(part.value), as_linear(part.projection)
     matrices = [part.weight for part in made.modules() if isinstance(part, nn.Linear | nn.Embedding)]
     for weight in {id(weight): weight for weight in matrices}.values():
-        weight.copy_(torch.from_numpy(pack(weight, bits, options.block, symmetric=options.has_scales_alone).dense()))
+        weight.copy_(torch.from_numpy(pack(weight, bits, options.block, symmetric=options.symmetric).dense()))
     return made
 
 

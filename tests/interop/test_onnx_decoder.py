@@ -14,6 +14,7 @@ from skipless.cli import run as skipless_command
 from skipless.errors import UserError
 from skipless.interop import onnx_export
 from skipless.interop.export import export_model, export_run
+from skipless.interop.lm_eval.harness import evaluate_tasks
 from skipless.interop.onnx_bits import pack
 from skipless.interop.onnx_decoder import decoder_graph
 from skipless.interop.onnx_options import OnnxOptions
@@ -145,7 +146,7 @@ def test_low_bits_are_the_matrices_that_they_stand_for(tmp_path):
     with torch.no_grad():
         for weight in model.parameters():
             if weight.ndim == 2:
-                weight.copy_(torch.from_numpy(pack(weight, 4, 32, symmetric=True).dense()))
+                weight.copy_(torch.from_numpy(pack(weight, 4, 32, symmetric=False).dense()))
     assert onnx_export.difference(model, found, 4) < 0.05  # at 8 bits
 
 
@@ -299,6 +300,7 @@ def test_what_cannot_be_run(graph_folder, tmp_path):
         (lambda: found(torch.tensor([[100_000]])), "token ids must lie in"),
         (lambda: found.next_logits(torch.zeros(2, 1, dtype=torch.long), found.new_cache(1)), "for 1 sequences"),
         (lambda: export_run(graph_folder, "hf", tmp_path / "again"), "no weights to export"),
+        (lambda: evaluate_tasks(graph_folder, ["python_next_line"]), "the harness cannot score"),
     ):
         with pytest.raises(UserError, match=message):
             wrong()
