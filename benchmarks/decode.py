@@ -54,15 +54,15 @@ class Figure:
     floor: float | None
 
 
-def one_sequence(folder: Path, rounds: int) -> dict[str, Any]:
+def one_sequence(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """The table of floors."""
     torch.manual_seed(0)
     prompts = torch.randint(SIZE.vocab_size, (1, PROMPT)).tolist()
     cases: dict[str, Case] = {"sas-p (kx)": own_case(CausalLM(SIZE.config("sas-p")).fold(), prompts, "kx")}
     cases |= onnx_cases(SIZE, prompts, folder, kinds=("32", "8", "4"))
     cases |= llama_cases(SIZE, prompts, folder)
-    cases |= ctranslate_cases(SIZE, prompts, folder)
-    found = measure(cases, rounds, CPU, NEW)
+    cases |= ctranslate_cases(SIZE, prompts, folder, ("int8",))
+    found = measure(cases, rounds, CPU, NEW, seconds=seconds)
     figures = [
         _best(found, ("sas-p (kx)", "sas-p ONNX 32"), "llama.cpp f32", 1.0),
         _ratio(found, "sas-p ONNX 8", "llama.cpp q8_0", 1.2),
@@ -74,21 +74,21 @@ def one_sequence(folder: Path, rounds: int) -> dict[str, Any]:
     return {"milliseconds": _medians(found), "figures": [asdict(figure) for figure in figures if figure is not None]}
 
 
-def batch(folder: Path, rounds: int) -> dict[str, Any]:
+def batch(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """16 sequences, 32 tokens after 512. (llama-cpp-python decodes one sequence.)"""
     prompts = torch.randint(SIZE.vocab_size, (16, PROMPT)).tolist()
     cases: dict[str, Case] = {"sas-p (kx)": own_case(CausalLM(SIZE.config("sas-p")).fold(), prompts, "kx")}
     cases |= onnx_cases(SIZE, prompts, folder, kinds=("32", "8", "4"))
-    found = measure(cases, min(rounds, 2), CPU, 32)
+    found = measure(cases, rounds, CPU, 32, seconds=seconds)
     return {"milliseconds": _medians(found)}
 
 
-def caches(folder: Path, rounds: int) -> dict[str, Any]:
+def caches(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
     """What the cache remembers, at 8 bits: keys and inputs, inputs, inputs at 8 bits."""
     prompts = torch.randint(SIZE.vocab_size, (1, PROMPT)).tolist()
     kinds = ("8", "8 x", "8 x8")
     cases = onnx_cases(SIZE, prompts, folder, kinds=kinds)
-    found = measure(cases, rounds, CPU, 64)
+    found = measure(cases, rounds, CPU, 64, seconds=seconds)
     sizes = {}
     for kind in kinds:
         cache = Decoder(folder / f"sas-p {kind}").new_cache(1)
@@ -97,7 +97,7 @@ def caches(folder: Path, rounds: int) -> dict[str, Any]:
     return {"milliseconds": _medians(found), "cache_bytes": sizes}
 
 
-def memory(folder: Path, _: int) -> dict[str, Any]:
+def memory(folder: Path, _: int, __: float) -> dict[str, Any]:
     """Bytes of the files, and the most memory that a process holds that opens one and decodes."""
     onnx_cases(SIZE, [[0]], folder, kinds=("32", "8", "4"))
     found = {}
@@ -115,7 +115,7 @@ def memory(folder: Path, _: int) -> dict[str, Any]:
     return found
 
 
-def error(_: Path, __: int) -> dict[str, Any]:
+def error(_: Path, __: int, ___: float) -> dict[str, Any]:
     """What rounding changes in a Gaussian matrix, in units of its size, ours and llama.cpp's."""
     from gguf import GGMLQuantizationType, quants  # pyrefly: ignore
 
@@ -150,7 +150,7 @@ def _best(found: Rows, names: tuple[str, ...], against: str, floor: float) -> Fi
     return _ratio(found, best, against, floor)
 
 
-PARTS: dict[str, Callable[[Path, int], dict[str, Any]]] = {
+PARTS: dict[str, Callable[[Path, int, float], dict[str, Any]]] = {
     part.__name__: part for part in (one_sequence, batch, caches, memory, error)
 }
 
@@ -160,6 +160,7 @@ def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter)
     parser.add_argument("parts", nargs="*", default=["one_sequence"], help=", ".join(PARTS))
     parser.add_argument("--rounds", type=int, default=7)
+    parser.add_argument("--seconds", type=float, default=600, help="no further round of a part after so many")
     parser.add_argument("--threads", type=int, default=2)
     parser.add_argument("--folder", type=Path, help="where models are made and found again")
     parser.add_argument("--only-make", action="store_true", help="make the models and measure nothing")
@@ -174,7 +175,7 @@ def main() -> int:
             ctranslate_cases(SIZE, [[0]], folder)
             onnx_cases(SIZE, [[0]], folder, kinds=("32", "8", "4", "8 x", "8 x8"))
             return 0
-        found = {part: PARTS[part](folder, given.rounds) for part in given.parts}
+        found = {part: PARTS[part](folder, given.rounds, given.seconds) for part in given.parts}
     found["versions"] = versions()
     if given.output:
         write_json(given.output, found)

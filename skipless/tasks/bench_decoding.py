@@ -3,6 +3,7 @@
 Cases take turns. The prefill ends with the first token; a case that cannot say when that was runs again for one token.
 """
 
+import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
@@ -39,6 +40,9 @@ KINDS = ("prefill", "token", "whole")
 
 Rows = dict[str, list[Row]]
 """Times of each kind."""
+
+WARM_UP = 8
+"""Tokens that each case writes before it is measured."""
 
 OWN = ("pre-ln (kv)", "sas-p (kx)")
 
@@ -100,20 +104,26 @@ def bench_models(
     return measure(cases, rounds, place, new)
 
 
-def measure(cases: Mapping[str, Case], rounds: int, place: torch.device, new: int) -> Rows:
-    """Times of all cases in turn; the first round warms up and does not count."""
+def measure(
+    cases: Mapping[str, Case], rounds: int, place: torch.device, new: int, *, seconds: float = math.inf
+) -> Rows:
+    """Times of all cases in turn, after a few tokens of each to warm up; no further round after so many seconds."""
     kinds: dict[str, dict[str, list[float]]] = {kind: {name: [] for name in cases} for kind in KINDS}
-    for number in range(rounds + 1):
-        for name, case in list(cases.items())[:: 1 if number % 2 else -1]:
+    for case in cases.values():
+        one_turn(case, min(new, WARM_UP), place)
+    start = time.perf_counter()
+    for number in range(rounds):
+        for name, case in list(cases.items())[:: -1 if number % 2 else 1]:
             prefill, whole = one_turn(case, new, place)
-            if number:
-                token = (whole - prefill) / max(1, new - 1)
-                for kind, seconds in zip(KINDS, (prefill, max(token, 1e-9), whole), strict=True):
-                    kinds[kind][name].append(seconds)
+            token = (whole - prefill) / max(1, new - 1)
+            for kind, took in zip(KINDS, (prefill, max(token, 1e-9), whole), strict=True):
+                kinds[kind][name].append(took)
+        if time.perf_counter() - start > seconds:
+            break
     references = [name for name in cases if name.startswith((HF, LLAMA, CTRANSLATE)) or name in OWN]
     references = references or [next(iter(cases))]
     peak = matmul_speed(place, torch.float32)
-    return {kind: compare(seconds, tuple(references), {}, peak) for kind, seconds in kinds.items()}
+    return {kind: compare(times, tuple(references), {}, peak) for kind, times in kinds.items()}
 
 
 def one_turn(case: Case, new: int, place: torch.device) -> tuple[float, float]:

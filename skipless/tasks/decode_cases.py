@@ -126,7 +126,9 @@ def _llama_case(model: Any, prompt: list[int], vocab_size: int) -> Case:
     return run
 
 
-def ctranslate_cases(size: Size, prompts: Sequence[Sequence[int]], folder: Path) -> dict[str, Case]:
+def ctranslate_cases(
+    size: Size, prompts: Sequence[Sequence[int]], folder: Path, kinds: Sequence[str] = ("float32", "int8")
+) -> dict[str, Case]:
     """CTranslate2 in float32 and in int8, or nothing where it is not installed."""
     if not (find_spec("ctranslate2") and find_spec("transformers")):
         return {}
@@ -138,7 +140,7 @@ def ctranslate_cases(size: Size, prompts: Sequence[Sequence[int]], folder: Path)
         _write_words(source, size.vocab_size)
     words = [[f"t{token}" for token in prompt] for prompt in prompts]
     cases = {}
-    for kind in ("float32", "int8"):
+    for kind in kinds:
         place = folder / f"gpt2-ct2-{kind}"
         if not place.exists():
             with quiet("transformers"):
