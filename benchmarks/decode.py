@@ -14,6 +14,7 @@ import json
 import subprocess
 import sys
 import tempfile
+import time
 from collections.abc import Callable
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -41,6 +42,8 @@ from skipless.terminal.tables import show_table
 
 SIZE = Size(n_layer=18, d_model=768, n_head=12, vocab_size=50_000, max_seq_len=640)
 PROMPT, NEW = 512, 128
+FEW = 24
+"""New tokens of the measurement by the core's time."""
 CPU = torch.device("cpu")
 
 
@@ -72,6 +75,31 @@ def one_sequence(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
         _ratio(found, "sas-p ONNX 8", "sas-p (kx)", 1.0, "prefill"),
     ]
     return {"milliseconds": _medians(found), "figures": [asdict(figure) for figure in figures if figure is not None]}
+
+
+def one_core(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
+    """A token on one core, by the core's own time: for a machine that does other things too. No floor is about it."""
+    torch.set_num_threads(1)
+    prompts = torch.randint(SIZE.vocab_size, (1, PROMPT)).tolist()
+    cases: dict[str, Case] = {"sas-p (kx)": own_case(CausalLM(SIZE.config("sas-p")).fold(), prompts, "kx")}
+    cases |= onnx_cases(SIZE, prompts, folder, kinds=("32", "8", "4"))
+    cases |= llama_cases(SIZE, prompts, folder)
+    prefill: dict[str, list[float]] = {name: [] for name in cases}
+    token: dict[str, list[float]] = {name: [] for name in cases}
+    began = time.perf_counter()
+    for _ in range(rounds):
+        for name, case in cases.items():
+            starts = [time.process_time()]
+            for new in (1, 1 + FEW):
+                case(new)
+                starts.append(time.process_time())
+            first, whole = starts[1] - starts[0], starts[2] - starts[1]
+            prefill[name].append(first)
+            token[name].append((whole - first) / FEW)
+        if time.perf_counter() - began > seconds:
+            break
+    kinds = {"prefill": prefill, "token": token}
+    return {"milliseconds": {kind: {name: 1e3 * min(t) for name, t in of.items()} for kind, of in kinds.items()}}
 
 
 def batch(folder: Path, rounds: int, seconds: float) -> dict[str, Any]:
@@ -151,7 +179,7 @@ def _best(found: Rows, names: tuple[str, ...], against: str, floor: float) -> Fi
 
 
 PARTS: dict[str, Callable[[Path, int, float], dict[str, Any]]] = {
-    part.__name__: part for part in (one_sequence, batch, caches, memory, error)
+    part.__name__: part for part in (one_sequence, one_core, batch, caches, memory, error)
 }
 
 

@@ -24,7 +24,7 @@ from skipless.interop.export import export_model
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.interop.quiet import quiet
 from skipless.nn import CausalLM
-from skipless.runs import load
+from skipless.runtime.model import OnnxCausalLM
 from skipless.tasks.gguf_gpt2 import TYPES, write_gpt2
 
 Case = Callable[[int], float | None]
@@ -72,8 +72,8 @@ def onnx_cases(
         place = folder / f"{block} {kind}"
         if not place.exists():
             export_model(model, "onnx", place, onnx=onnx_options(kind))
-        found = load(place)
-        cases[f"{block} ONNX {kind}"] = own_case(found, prompts)  # pyrefly: ignore
+        found = OnnxCausalLM(place, size.config(block), threads=torch.get_num_threads())
+        cases[f"{block} ONNX {kind}"] = own_case(found, prompts)
     return cases
 
 
