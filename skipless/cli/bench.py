@@ -83,7 +83,7 @@ def bench(
 
     - `skipless bench decode --n-layer 18 --seq-len 512 --max-new-tokens 128`
 
-    - `skipless bench decode runs/baseline exported --seq-len 64 --max-new-tokens 32`
+    - `skipless bench decode runs/baseline exported --seq-len 64`
 
     - `skipless bench caches -L 18 --seq-len 1024 --batch-size 16 --device cpu`
 
