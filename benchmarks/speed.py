@@ -25,11 +25,11 @@ from skipless.tasks.bench import (
     Row,
     Shape,
     bench_caches,
-    bench_decode,
     bench_memory,
     bench_step,
     bench_train,
 )
+from skipless.tasks.bench_decoding import bench_decode
 from skipless.terminal.tables import show_table
 
 

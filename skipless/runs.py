@@ -35,6 +35,7 @@ from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer
 from skipless.nn.saving import ARCHITECTURES, MODEL_TYPE
+from skipless.runtime.model import OnnxCausalLM
 from skipless.storage.checkpoints import AVERAGE, Checkpoint, Checkpoints
 from skipless.storage.files import leftovers, sweep
 from skipless.storage.json_files import are_numbers, read_json_lines
@@ -174,14 +175,14 @@ def find_model(path: Path | str, runs: Path | str = "runs") -> Path:
 
 def load(
     path: Path | str, *, checkpoint: int | str = "last", average: bool = False, which: str | None = None
-) -> CausalLM | MaskedLM | SequenceClassifier:
+) -> CausalLM | MaskedLM | SequenceClassifier | OnnxCausalLM:
     """The model of a run, of a classifier's folder, of a checkpoint in one, or of an export.
 
     It is in eval mode and has its tokeniser as `.tokenizer`; a classifier has the names of its classes as `.labels`.
 
     `checkpoint` is one of a run: `last`, `best`, or its step (`which` is the old name). With `average` its weights are
     their average over steps (`train.ema`). An export is a folder of `skipless export`, or one that `save_pretrained`
-    wrote.
+    wrote; one to ONNX is run by ONNX Runtime, and is no module.
     """
     if which is not None:
         warnings.warn("`which` is now `checkpoint`", DeprecationWarning, stacklevel=2)
@@ -252,6 +253,7 @@ def load_classifier(run: Run, checkpoint: Checkpoint) -> SequenceClassifier:
 
 
 AnyModel = TypeVar("AnyModel", bound=Transformer)
+Loaded = TypeVar("Loaded", bound=Transformer | OnnxCausalLM)
 
 
 def _with_weights(
@@ -287,7 +289,7 @@ def _shape(shape: tuple[int, ...] | None) -> str:
     return "not there" if shape is None else " × ".join(map(str, shape)) or "a number"
 
 
-def _with_tokenizer(model: AnyModel, tokenizer: Tokenizer | None, where: Path) -> AnyModel:
+def _with_tokenizer(model: Loaded, tokenizer: Tokenizer | None, where: Path) -> Loaded:
     """The model in eval mode with a tokeniser, all of whose ids it knows."""
     rows = model.config.vocab_size
     largest = rows - 1 if tokenizer is None else tokenizer.vocab_size - 1
@@ -339,6 +341,17 @@ def is_export(folder: Path) -> bool:
     return _export_info(folder).get("model_type") == MODEL_TYPE
 
 
+def exported_run(folder: Path) -> RunConfig | None:
+    """The configuration of the run that an export comes from, where it says it."""
+    content = _export_info(folder).get("run")
+    if content is None:
+        return None
+    try:
+        return RunConfig.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}") from None
+
+
 def _export_info(folder: Path) -> dict[str, Any]:
     try:
         return read_json(folder / "config.json")
@@ -351,7 +364,7 @@ def _own_name(name: str) -> str:
     return name.removeprefix("model.").replace("lm_head.", "head.", 1)
 
 
-def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
+def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier | OnnxCausalLM:
     info = _export_info(folder)
     match info.get("architectures"):
         case [str(name)] if name in ARCHITECTURES:
@@ -364,9 +377,15 @@ def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
         raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}{missing_plugins(info)}") from None
     names = info.get("id2label")
     labels = tuple(map(str, names.values())) if isinstance(names, dict) and names else UNNAMED
+    tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
     files = sorted(folder.glob("*.safetensors"))
+    if not files and isinstance(info.get("onnx"), dict):
+        check_regular(folder / "model.onnx")
+        return _with_tokenizer(OnnxCausalLM(folder, cfg), tokenizer, folder)
     if not files:
-        raise UserError(f"{str(folder)!r} has no .safetensors file; an export to onnx is for ONNX Runtime")
+        raise UserError(
+            f"{str(folder)!r} has no .safetensors file; an export to onnx without a cache is for ONNX Runtime alone"
+        )
     for file in files:
         check_regular(file)
     try:
@@ -378,7 +397,7 @@ def _load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier:
         _describe(model, labels, info)
     else:
         model = _with_weights(partial(kind, cfg), cfg, tensors, folder)
-    return _with_tokenizer(model, Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None, folder)
+    return _with_tokenizer(model, tokenizer, folder)
 
 
 def _describe(model: SequenceClassifier, labels: tuple[str, ...], info: dict[str, Any]) -> None:

@@ -18,6 +18,7 @@ ORDER = (
     "parts",
     "storage",
     "data",
+    "runtime",
     "runs",
     "distributed",
     "analysis",

@@ -13,6 +13,7 @@ from skipless.nn.attention import Attention
 from skipless.nn.masks import Mask
 from skipless.nn.mixing import attention_matrix
 from skipless.nn.model import Transformer
+from skipless.runtime.model import OnnxCausalLM
 
 LONGEST = 128
 """Tokens of a text that are looked at: a matrix has their square."""
@@ -60,8 +61,10 @@ class Maps:
 
 
 @torch.no_grad()
-def attention_maps(model: Transformer, text: str) -> Maps:
+def attention_maps(model: Transformer | OnnxCausalLM, text: str) -> Maps:
     """The mixing matrices of each layer and head of a model that reads a text; a UserError where it has none."""
+    if not isinstance(model, Transformer):
+        raise UserError("an ONNX export shows none of its matrices: give the run that it was made of")
     if model.tokenizer is None:
         raise UserError("the model has no tokeniser, so it cannot read a text")
     ids = model.tokenizer.encode(text)[: min(LONGEST, model.config.max_seq_len)]

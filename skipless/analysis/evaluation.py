@@ -14,6 +14,7 @@ from skipless.data.batches import held_out_batch
 from skipless.distributed.group import Group
 from skipless.errors import UserError
 from skipless.nn.model import IGNORED, CausalLM, MaskedLM
+from skipless.runtime.model import OnnxCausalLM
 
 
 @dataclass(frozen=True)
@@ -31,7 +32,7 @@ class Evaluation:
 
 @torch.no_grad()
 def evaluate(
-    model: CausalLM | MaskedLM,
+    model: CausalLM | MaskedLM | OnnxCausalLM,
     cfg: RunConfig,
     corpus: Corpus,
     *,
@@ -89,5 +90,5 @@ def judged_and_tuning_rows(n_rows: int, judged: int, tuning: int) -> tuple[np.nd
     return chosen, others[spread(len(others), tuning)] if len(others) and tuning else others[:0]
 
 
-def _device(model: nn.Module) -> torch.device:
+def _device(model: nn.Module | OnnxCausalLM) -> torch.device:
     return next(model.parameters()).device

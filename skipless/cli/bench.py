@@ -3,7 +3,7 @@
 import json
 import sys
 from pathlib import Path
-from typing import Annotated, Any
+from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
@@ -22,7 +22,10 @@ from skipless.cli.options import (
     PluginOption,
 )
 from skipless.cli.renamed import renamed, tell
-from skipless.errors import unknown
+from skipless.errors import UserError, unknown
+
+if TYPE_CHECKING:
+    from skipless.tasks.bench import Shape
 
 BATCH_TOKENS = 1024
 """Tokens of a batch, for `train` and `step`, where nothing else is given."""
@@ -38,6 +41,9 @@ SPELLINGS = {
 @app.command(cls=renamed(SPELLINGS))
 def bench(
     what: Annotated[str, typer.Argument(help="train, step, decode, caches, memory or token-time.")] = "train",
+    models: Annotated[
+        list[str] | None, typer.Argument(metavar="[MODELS]...", help="For decode: runs and exports to measure.")
+    ] = None,
     n_layer: Annotated[int, N_LAYER] = 2,
     d_model: Annotated[int, D_MODEL] = 768,
     n_head: Annotated[int, N_HEAD] = 12,
@@ -63,10 +69,12 @@ def bench(
 
     `train`: forward and backward of a stack of blocks. `step`: a whole training step and its peak memory; both by
     default with as many sequences as make 1,024 tokens. `decode`: greedy decoding of `--max-new-tokens` after a prompt
-    of `--seq-len`. `caches`: one more token by what the cache remembers; both by default for one sequence. `memory`:
-    time and peak memory of `sas-p` blocks over the sequence length (128, 256, … up to `--seq-len`) and over the depth.
-    `token-time`: whole training steps of the six blocks at the sizes of the experiments and at the paper's width, by
-    which `reproduce` judges what is said of run time; on a machine that does nothing else, and kept beside `--runs`.
+    of `--seq-len`, in PyTorch and in ONNX Runtime at 32, 8 and 4 bits, beside llama.cpp and CTranslate2 where they are
+    installed; or of the MODELS that are given. `caches`: one more token by what the cache remembers; both by default
+    for one sequence. `memory`: time and peak memory of `sas-p` blocks over the sequence length (128, 256, … up to
+    `--seq-len`) and over the depth. `token-time`: whole training steps of the six blocks at the sizes of the
+    experiments and at the paper's width, by which `reproduce` judges what is said of run time; on a machine that does
+    nothing else, and kept beside `--runs`.
     The last line is JSON.
 
     Examples:
@@ -76,6 +84,8 @@ def bench(
     - `skipless bench step --n-layer 18 --rounds 3`
 
     - `skipless bench decode --n-layer 18 --seq-len 512 --max-new-tokens 128`
+
+    - `skipless bench decode runs/baseline exported --seq-len 64`
 
     - `skipless bench caches -L 18 --seq-len 1024 --batch-size 16 --device cpu`
 
@@ -98,14 +108,18 @@ def bench(
     kinds = {
         "train": lambda: bench.bench_train(shape, rounds, device, explicit=explicit),
         "step": lambda: bench.bench_step(shape, rounds, device, vocab_size),
-        "decode": lambda: bench.bench_decode(shape, rounds, device, new=new, batch=batch, vocab_size=vocab_size),
         "caches": lambda: bench.bench_caches(shape, rounds, device, batch=batch, vocab_size=vocab_size),
         "memory": lambda: bench.bench_memory(shape, rounds, device),
     }
-    if what not in kinds:
-        raise unknown("benchmark", what, [*kinds, "token-time"])
+    if what not in kinds and what != "decode":
+        raise unknown("benchmark", what, ["train", "step", "decode", "caches", "memory", "token-time"])
+    if models and what != "decode":
+        raise UserError(f"models are measured by `bench decode`, not by `bench {what}`")
     if plot:
         plotting.check_plot(plot)
+    if what == "decode":
+        _decode(models or [], shape, rounds, device, new, batch, vocab_size, plot, as_json=as_json)
+        return
     found: Any = kinds[what]()
     if what == "memory":
         show_growth(found, quiet=as_json, plot=plot)
@@ -116,6 +130,38 @@ def bench(
     if plot:
         bench_plots.plot_bench(what, found, plot)
     print(json.dumps({"benchmark": what, "rows": bench.as_dict(found)}))
+
+
+def _decode(
+    models: list[str],
+    shape: "Shape",
+    rounds: int,
+    device: str,
+    new: int,
+    batch: int,
+    vocab_size: int,
+    plot: Path | None,
+    *,
+    as_json: bool,
+) -> None:
+    from skipless.runs import find_model
+    from skipless.tasks import bench_plots
+    from skipless.tasks.bench import as_dict
+    from skipless.tasks.bench_decoding import bench_decoding, bench_models
+    from skipless.tasks.decode_cases import versions
+    from skipless.terminal.bench import show_decoding
+
+    if models:
+        places = [find_model(model) for model in models]
+        found = bench_models(places, shape, rounds, device, new=new, batch=batch)
+    else:
+        found = bench_decoding(shape, rounds, device, new=new, batch=batch, vocab_size=vocab_size)
+    if not as_json:
+        show_decoding(found)
+    if plot:
+        bench_plots.plot_bench("decode", found["whole"], plot)
+    times = {"rows" if kind == "whole" else kind: as_dict(rows) for kind, rows in found.items()}
+    print(json.dumps({"benchmark": "decode", **times, "versions": versions()}))
 
 
 def _token_time(size: list[str] | None, rounds: int, runs: Path | None, device: str, *, as_json: bool) -> None:

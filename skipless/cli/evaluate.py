@@ -44,7 +44,8 @@ def evaluate(
 ) -> None:
     """Loss, perplexity and bits per byte of a trained model on its held-out text or on any source; or scores on tasks.
 
-    An exported model does not know its held-out text: it is evaluated on tasks.
+    An export to ONNX is evaluated on its run's held-out text too; other exports do not know theirs, and are evaluated
+    on tasks.
 
     Examples:
 
@@ -86,25 +87,32 @@ def _evaluate_text(
     from skipless.analysis.evaluation import spread
     from skipless.data import prepare
     from skipless.distributed.devices import pick_device
-    from skipless.runs import choose_checkpoint, find_run, is_export, load_checkpoint
+    from skipless.nn.model import SequenceClassifier
+    from skipless.runs import choose_checkpoint, exported_run, find_run, is_export, load, load_checkpoint
+    from skipless.runtime.model import OnnxCausalLM
     from skipless.terminal.runs import show_evaluation
 
-    place = pick_device(device)
     if is_export(run):
-        raise UserError(f"{str(run)!r} is an export, which does not know its held-out text; evaluate it with --tasks")
-    found = find_run(run)
-    cfg = found.config()
+        cfg, tokenizer = exported_run(run), run / "tokenizer.json"
+        if cfg is None:
+            raise UserError(f"{str(run)!r} is an export that does not know its held-out text; evaluate it with --tasks")
+        model = load(run, checkpoint=checkpoint)
+    else:
+        found = find_run(run)
+        cfg, tokenizer = found.config(), found.tokenizer_file
+        model = load_checkpoint(found, choose_checkpoint(found, checkpoint))
+    assert not isinstance(model, SequenceClassifier)  # neither a run nor an export that knows one is
+    model = model.to("cpu") if isinstance(model, OnnxCausalLM) and device == "auto" else model.to(pick_device(device))
     data = cfg.data
     if source:
-        data = data.replace(source=source, valid_source=None, valid_fraction=0.0, tokenizer=str(found.tokenizer_file))
-    model = load_checkpoint(found, choose_checkpoint(found, checkpoint)).to(place)
+        data = data.replace(source=source, valid_source=None, valid_fraction=0.0, tokenizer=str(tokenizer))
     corpus = prepare(data, cache_dir=cache_dir)
     tokens = corpus.train if source else corpus.valid
     result = measure(model, cfg, corpus, tokens=tokens, rows=spread(len(tokens), limit) if limit else None)
     if as_json:
-        print(json.dumps({"run": str(found.folder), "source": data.source, **asdict(result)}))
+        print(json.dumps({"run": str(run), "source": data.source, **asdict(result)}))
     else:
-        show_evaluation(found.name, source or "held-out part of " + data.source_text, result)
+        show_evaluation(run.name, source or "held-out part of " + data.source_text, result)
 
 
 def _evaluate_tasks(

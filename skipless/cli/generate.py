@@ -11,6 +11,7 @@ import typer
 
 from skipless.cli.app import app
 from skipless.cli.options import (
+    CACHE_MODE,
     CheckpointOption,
     DeviceOption,
     JsonOption,
@@ -25,7 +26,7 @@ from skipless.cli.renamed import renamed
 from skipless.errors import UserError
 
 if TYPE_CHECKING:
-    from skipless.nn.model import CausalLM
+    from skipless.nn.sampling import Decodes
 
 
 @app.command(cls=renamed({"--tokens": "--max-new-tokens", "--samples": "--num-samples"}))
@@ -42,14 +43,15 @@ def generate(
     repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what was there before.")] = 1.0,
     num_samples: NumSamplesOption = 1,
     seed: SeedOption = 0,
-    cache: Annotated[str, typer.Option(help="What is remembered: auto, kv, kx, or x (half the memory).")] = "auto",
+    cache: Annotated[str, CACHE_MODE] = "auto",
     checkpoint: CheckpointOption = "last",
     runs: RunsOption = Path("runs"),
     device: DeviceOption = "auto",
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write text with a trained causal model, token by token as it comes.
+    """Write text with a trained causal model, token by token as it comes; also with an export, by ONNX Runtime where
+    that is one to ONNX.
 
     Examples:
 
@@ -79,14 +81,18 @@ def generate(
         print(f"{speed:,.0f} tokens/s", file=sys.stderr)
 
 
-def _open(run: str, runs: Path, checkpoint: str, device: str) -> "CausalLM":
+def _open(run: str, runs: Path, checkpoint: str, device: str) -> "Decodes":
     """The model, ready to write."""
     from skipless.distributed.devices import pick_device
     from skipless.nn.model import CausalLM, MaskedLM
     from skipless.runs import find_model, load
+    from skipless.runtime.model import OnnxCausalLM
 
+    found = find_model(run, runs)
+    model = load(found, checkpoint=checkpoint)
+    if isinstance(model, OnnxCausalLM):
+        return model.to("cpu" if device == "auto" else device)
     place = pick_device(device)
-    model = load(find_model(run, runs), checkpoint=checkpoint)
     if not isinstance(model, CausalLM):
         kind = "masked model" if isinstance(model, MaskedLM) else "classifier"
         raise UserError(f"run {run!r} holds a {kind}, which cannot write text")

@@ -148,6 +148,8 @@ CorpusOption = Annotated[
     ),
 ]
 
+CACHE_MODE = typer.Option("--cache", help="What is remembered: auto, kv, kx, or x (half the memory).")
+
 CacheOption = Annotated[
     Path | None, typer.Option("--cache-dir", help="Where prepared data is kept.  [default: ~/.cache/skipless/data]")
 ]

@@ -4,6 +4,7 @@
     config.json             the configuration, the versions, the machine, the data's fingerprint
     metrics.jsonl.gz        what was measured, to six digits; gains and signs of health to four
     glue.json               what fine-tuning gave, where there was any; glue-from-scratch.json of a random encoder
+    bits.json               what low bits cost, where that was measured
 
 No weights, no path, no command line. Whatever reads a run's folder reads one of these: experiments are judged, drawn
 and written from it on any machine, without training.
@@ -22,7 +23,7 @@ from skipless.storage.files import remove_abandoned, replaced_folder, to_json
 KEPT = ("config", "versions", "machine", "data")
 """What is kept of config.json."""
 
-RESULTS = ("glue.json", "glue-from-scratch.json")
+RESULTS = ("glue.json", "glue-from-scratch.json", "bits.json")
 
 
 def archive(run: Run, folder: Path) -> bool:
@@ -34,11 +35,11 @@ def archive(run: Run, folder: Path) -> bool:
     if "plugins" in info:  # without the path of the file
         kept["plugins"] = [{**one, "file": None} for one in info["plugins"]]
     files = {"config.json": to_json(kept).encode(), "metrics.jsonl.gz": _metrics(run)}
-    for name in RESULTS:
-        path = run.folder / name
+    place = folder / run_name(run.config())
+    for name in RESULTS:  # a run that was trained again may lack what was measured of the first
+        path = run.folder / name if (run.folder / name).exists() else place / name
         if path.exists():
             files[name] = to_json(read_json(path)).encode()
-    place = folder / run_name(run.config())
     if place.exists() and all((place / name).exists() and (place / name).read_bytes() == files[name] for name in files):
         remove_abandoned(place)
         return False

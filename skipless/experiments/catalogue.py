@@ -1,10 +1,10 @@
 """All experiments by id: the paper's in its order, then our own."""
 
-from skipless.experiments import checks  # they register themselves
+from skipless.experiments import bits, checks  # they register themselves
 from skipless.experiments.experiment import EXPERIMENTS as REGISTERED
 from skipless.experiments.papers.simplifying import appendix, attention, bert, blocks, books
 
-__all__ = ["EXPERIMENTS", "appendix", "attention", "bert", "blocks", "books", "checks"]
+__all__ = ["EXPERIMENTS", "appendix", "attention", "bert", "bits", "blocks", "books", "checks"]
 
 ORDER = (
     *("fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "tab1", "tab2", "fig8", "vp-lr", "schedule", "matrix"),

@@ -8,11 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
+from skipless.config.reading import read_json
 from skipless.config.run import RunConfig
 from skipless.experiments.report.summary import is_finished
 from skipless.experiments.timings import NO_TIMINGS, Timings
 from skipless.runs import Run
 from skipless.tasks.glue_results import read_results
+from skipless.tasks.low_bits import FILE as LOW_BITS_FILE
 
 TAIL = 0.05
 """The share of the training over whose end a training loss is averaged."""
@@ -32,6 +34,8 @@ class History:
     """The content of glue.json, where the model was fine-tuned."""
     scratch: Mapping[str, Any] | None = None
     """That of glue-from-scratch.json, where a random encoder was."""
+    bits: Mapping[str, Any] | None = None
+    """The content of bits.json, where the model was measured at low bits."""
     token_time: float | None = None
     """Seconds for each training token, as `timings` has it; the clock of the training itself says little."""
 
@@ -40,7 +44,9 @@ class History:
         """The history in a run's folder."""
         paths = [run.folder / f"{name}.json" for name in ("glue", "glue-from-scratch")]
         glue, scratch = (read_results(path) if path.exists() else None for path in paths)
-        return cls(run.config(), tuple(run.metrics()), run, glue, scratch)
+        low_bits = run.folder / LOW_BITS_FILE
+        bits = read_json(low_bits) if low_bits.exists() else None
+        return cls(run.config(), tuple(run.metrics()), run, glue, scratch, bits)
 
     def having(self, key: str) -> list[Mapping[str, Any]]:
         """The records in which something was measured."""

@@ -37,6 +37,8 @@ class Experiment:
     """How many seeds of a label are trained at most: a grid of rates needs one."""
     own: bool = False
     """Whether it is a check of ours rather than the paper's."""
+    low_bits: bool = False
+    """Whether its models are rounded to low bits and measured again."""
 
     def runs(self, scale: Scale, seeds: int) -> Iterator[tuple[str, int, RunConfig]]:
         """Label, seed and configuration of every run, the first seed of all labels before the second."""

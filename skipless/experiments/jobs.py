@@ -12,12 +12,13 @@ from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.estimates import cost
 from skipless.experiments.experiment import Experiment
 from skipless.experiments.messages import FinetuneWork, TrainWork, Work
-from skipless.experiments.run_index import Completion, RunIndex, completion, run_key, tidy, with_seed
+from skipless.experiments.run_index import Completion, RunIndex, completion, run_key, run_name, tidy, with_seed
 from skipless.experiments.scale import PROTOCOLS, Protocol, Scale
 from skipless.runs import Run
 from skipless.storage.files import leftovers, remove_folder, sweep
 from skipless.storage.lock import FolderLock, InUse
 from skipless.tasks.glue_results import has_outcome, read_results, variant
+from skipless.tasks.low_bits import FILE as LOW_BITS_FILE
 
 
 @dataclass(frozen=True)
@@ -50,6 +51,20 @@ class Job:
     def work(self, cache_dir: Path | None) -> Work:
         """What a worker is told to do, or to go on with."""
         return TrainWork(folder=self.folder, config=self.cfg, cache_dir=cache_dir)
+
+
+@dataclass(frozen=True)
+class LowBits(Job):
+    """A run whose model is also measured at low bits. One that was published has no weights: it is trained again."""
+
+    def completion(self) -> Completion:
+        """It is finished with its figures."""
+        trained = completion(self.run)
+        return Completion(trained.finished and (self.run.folder / LOW_BITS_FILE).exists(), trained.share)
+
+    def work(self, cache_dir: Path | None) -> Work:
+        """What a worker is told to do, or to go on with."""
+        return TrainWork(folder=self.folder, config=self.cfg, cache_dir=cache_dir, low_bits=True)
 
 
 @dataclass(frozen=True)
@@ -120,13 +135,25 @@ def choose(ids: Sequence[str]) -> list[Experiment]:
 
 def plan(experiments: Iterable[Experiment], scale: Scale, seeds: int, index: RunIndex, speed: float) -> list[Job]:
     """Every run once; the first seed of all experiments before the second, so that a short budget shows most."""
-    needed = [(seed, cfg) for one in experiments for _, seed, cfg in one.runs(scale, seeds)]
+    needed = [(seed, one.low_bits, cfg) for one in experiments for _, seed, cfg in one.runs(scale, seeds)]
+    measured = {run_key(cfg) for _, low_bits, cfg in needed if low_bits}
     jobs: dict[str, Job] = {}
-    for _, cfg in sorted(needed, key=lambda pair: pair[0]):
+    for _, _, cfg in sorted(needed, key=lambda part: part[0]):
         key = run_key(cfg)
-        if key not in jobs:
+        if key in jobs:
+            continue
+        if key in measured:
+            jobs[key] = LowBits(cfg, _with_weights(index, cfg), cost(cfg, speed))
+        else:
             jobs[key] = Job(cfg, index.find(cfg), cost(cfg, speed))
     return list(jobs.values())
+
+
+def _with_weights(index: RunIndex, cfg: RunConfig) -> Run:
+    """The run with its figures at low bits, or that from whose weights they are made."""
+    found = index.find(cfg)
+    archived = found.archived_metrics_file.exists() and not found.metrics_file.exists()
+    return Run(index.folder / run_name(cfg)) if archived and not (found.folder / LOW_BITS_FILE).exists() else found
 
 
 def check_glue(glue: str, experiments: Sequence[Experiment], scale: Scale) -> None:

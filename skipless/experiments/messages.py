@@ -40,6 +40,7 @@ class TrainWork(Config):
     folder: Path = Field(description="Folder of the run.")
     config: RunConfig = Field(description="What is trained in it.")
     cache_dir: Path | None = Field(None, description="Where prepared data lies; the default place if not given.")
+    low_bits: bool = Field(False, description="Whether the trained model is measured at low bits as well.")
 
 
 class FinetuneWork(Config):

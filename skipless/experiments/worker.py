@@ -92,6 +92,11 @@ def do(work: TrainWork | FinetuneWork, observer: StepObserver) -> None:
         from skipless.training.train import train
 
         train(work.config, work.folder, resume=True, trackers=[], observer=observer, cache_dir=work.cache_dir)
+        if work.low_bits:
+            from skipless.runs import Run
+            from skipless.tasks.low_bits import measure_run
+
+            measure_run(Run(work.folder), work.cache_dir)
     else:
         from skipless.data.glue import parse_tasks
         from skipless.runs import Run

@@ -5,7 +5,8 @@
         model.safetensors     or model.onnx
         tokenizer.json
         README.md             the model card: block, parameters, data, metrics, how to use it
-        *.py                  for Hugging Face: the models' source, for those who do not have this package
+        *.py                  for those who do not have this package: for Hugging Face the models' source, for ONNX what
+                              runs a causal model with its cache
 
 The folder appears in one piece, and one that is there is replaced only on demand, and only if it is an export and
 holds nothing else: a repository's `.git`, or somebody's notes, are not ours to remove. A link stays a link.
@@ -22,12 +23,16 @@ from safetensors.torch import save_file
 
 from skipless.config.plugins import plugins_needed
 from skipless.config.reading import read_bytes
+from skipless.config.run import RunConfig
 from skipless.errors import MissingExtra, UserError, unknown, user_path
-from skipless.interop.export_folder import Model, write_config, write_tokenizer
+from skipless.interop.export_folder import SOURCE_MARK, Model, write_config, write_tokenizer
 from skipless.interop.model_card import model_card
 from skipless.interop.onnx import to_onnx
-from skipless.nn.model import SequenceClassifier
+from skipless.interop.onnx_options import OnnxOptions
+from skipless.nn.cache import pick_mode
+from skipless.nn.model import CausalLM, SequenceClassifier
 from skipless.runs import choose_checkpoint, find_run, is_classifier, is_export, load, load_checkpoint
+from skipless.runtime.model import OnnxCausalLM
 from skipless.storage.files import remove_folder, staged_folder
 
 WRITTEN = re.compile(
@@ -36,34 +41,73 @@ WRITTEN = re.compile(
 )
 """The names of what exports write, and `save_pretrained`; beside them, the models' source."""
 
-SOURCE_MARK = "# From skipless "
-"""How each file of the models' source begins."""
-
 
 def export_run(
-    path: Path | str, to: str, out: Path | str, *, checkpoint: int | str = "last", overwrite: bool = False
+    path: Path | str,
+    to: str,
+    out: Path | str,
+    *,
+    checkpoint: int | str = "last",
+    overwrite: bool = False,
+    onnx: OnnxOptions | None = None,
 ) -> Path:
     """Export a checkpoint of a run, or what is in an export; `to` is `hf`, `onnx` or `safetensors`."""
     _check(to, _place(out), overwrite)
     if is_export(Path(path)) or is_classifier(Path(path)):
-        return export_model(load(path, checkpoint=checkpoint), to, out, overwrite=overwrite)
+        model = load(path, checkpoint=checkpoint)
+        if isinstance(model, OnnxCausalLM):
+            raise UserError(f"{str(path)!r} is an ONNX export, which has no weights to export: give the run")
+        return export_model(model, to, out, overwrite=overwrite, onnx=onnx)
     run = find_run(path)
     chosen = choose_checkpoint(run, checkpoint)
     model = load_checkpoint(run, chosen)
-    card = model_card(model, to, run=run, step=chosen.step)
-    return export_model(model, to, out, card=card, overwrite=overwrite)
+    card = model_card(model, to, run=run, step=chosen.step, onnx=_onnx_options(model, to, onnx))
+    return export_model(model, to, out, card=card, overwrite=overwrite, onnx=onnx, run=run.config())
 
 
-def export_model(model: Model, to: str, out: Path | str, *, card: str | None = None, overwrite: bool = False) -> Path:
-    """Export a model, with its `tokenizer` if it has one."""
+def export_model(
+    model: Model,
+    to: str,
+    out: Path | str,
+    *,
+    card: str | None = None,
+    overwrite: bool = False,
+    onnx: OnnxOptions | None = None,
+    run: RunConfig | None = None,
+) -> Path:
+    """Export a model, with its `tokenizer` if it has one; a `run` says what text it is evaluated on."""
     target = _place(out)
     _check(to, target, overwrite)
+    options = _onnx_options(model, to, onnx)
     with _in_place_of(target) as folder:
-        FORMATS[to](model.eval(), folder)
-        (folder / "README.md").write_text(card or model_card(model, to), encoding="utf-8")
+        if isinstance(model, CausalLM) and options is not None and options.cache != "none":
+            from skipless.interop.onnx_export import to_onnx_decoder
+
+            to_onnx_decoder(model.eval(), folder, options, run)
+        else:
+            FORMATS[to](model.eval(), folder)
+        if card is None:
+            card = model_card(model, to) if options is None else model_card(model, to, onnx=options)
+        (folder / "README.md").write_text(card, encoding="utf-8")
         _make_readable(folder)
         _check(to, target, overwrite)  # somebody may have come meanwhile
     return Path(out)
+
+
+def _onnx_options(model: Model, to: str, given: OnnxOptions | None) -> OnnxOptions | None:
+    """How a model is written as ONNX; None where it is not, and for one that has no cache."""
+    if given is not None and to != "onnx":
+        raise UserError(f"cache and bits are choices of the format onnx, not of {to}")
+    if to != "onnx":
+        return None
+    if isinstance(model, CausalLM):
+        options = given or OnnxOptions()
+        if options.cache != "none":
+            pick_mode(model.config, options.cache)
+        return options
+    if given is not None and given != OnnxOptions(cache="none"):
+        raise UserError(f"a {type(model).__name__} reads whole sequences: cache and low bits are for causal models")
+    return None
 
 
 def _place(out: Path | str) -> Path:

@@ -2,6 +2,7 @@
 
 import json
 from pathlib import Path
+from typing import Any
 
 from torch import nn
 
@@ -16,9 +17,13 @@ ONE_FILE = 1 << 30
 """Bytes of weights up to which they lie inside the ONNX file; beyond 2 GB that is not possible."""
 
 
-def write_config(model: Model, folder: Path) -> None:
-    """The configuration, as Hugging Face's libraries keep one."""
-    text = json.dumps(described(model), indent=2, sort_keys=True) + "\n"
+SOURCE_MARK = "# From skipless "
+"""How each file of source in an export begins."""
+
+
+def write_config(model: Model, folder: Path, more: dict[str, Any] | None = None) -> None:
+    """The configuration, as Hugging Face's libraries keep one, with what else a format has to say."""
+    text = json.dumps(described(model) | (more or {}), indent=2, sort_keys=True) + "\n"
     (folder / "config.json").write_text(text, encoding="utf-8")
 
 

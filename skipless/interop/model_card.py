@@ -5,6 +5,7 @@ from typing import Any
 
 from skipless.analysis.drawing import draw, removed
 from skipless.config.parts import name_of
+from skipless.interop.onnx_options import OnnxOptions
 from skipless.nn.kernels import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.runs import Run
@@ -16,7 +17,12 @@ METRICS = {"valid_loss": "held-out loss (nats a token)", "valid_bits_per_byte": 
 
 
 def model_card(
-    model: CausalLM | MaskedLM | SequenceClassifier, to: str, *, run: Run | None = None, step: int | None = None
+    model: CausalLM | MaskedLM | SequenceClassifier,
+    to: str,
+    *,
+    run: Run | None = None,
+    step: int | None = None,
+    onnx: OnnxOptions | None = None,
 ) -> str:
     """The text of README.md; with a run, also its data and its metrics at a step."""
     name = run.name if run else type(model).__name__
@@ -25,7 +31,8 @@ def model_card(
     parts = ["\n".join(head), f"# {name}", _what(model)]
     if run:
         parts += ["## Training", _training(run, step)]
-    parts += ["## Use", _use(model, to)]
+    with_cache = onnx is not None and onnx.cache != "none"
+    parts += ["## Use", _use_decoder(onnx) if onnx is not None and with_cache else _use(model, to)]
     return "\n\n".join(parts) + "\n"
 
 
@@ -99,6 +106,18 @@ def _use_onnx(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
     lines += [f'(logits,) = session.run(None, {{"input_ids": ids{mask}}})']
     note = "Batch and length are free. "
     note += "Pad on the right: nothing before it sees the padding. " if isinstance(model, CausalLM) else ""
+    return f"{_code(lines)}\n\n{note}Made by skipless {version('skipless')}."
+
+
+def _use_decoder(options: OnnxOptions) -> str:
+    lines = ["from decoder import Decoder  # in this folder; it needs numpy and onnxruntime alone"]
+    lines += ["from tokenizers import Tokenizer", ""]
+    lines += ['tokenizer = Tokenizer.from_file("tokenizer.json")', 'prompt = tokenizer.encode("some text").ids']
+    lines += ['new = [token for (token,) in Decoder(".").generate([prompt], 20, temperature=0.8)]']
+    lines += ["print(tokenizer.decode(new))", "", "# or in a shell: python decoder.py . 'some text'"]
+    lines += ["# with the package: skipless generate . --prompt 'some text'"]
+    weights = "float32" if options.bits == 32 else f"{options.bits} bits, with a scale for {options.block} of them"
+    note = f"One graph reads prompts and decodes, with a cache. Weights: {weights}. "
     return f"{_code(lines)}\n\n{note}Made by skipless {version('skipless')}."
 
 

@@ -21,7 +21,7 @@ ONNX_SHAPES = ((1, 5), (1, 16), (3, 5), (3, 16))
 
 
 def to_onnx(model: Model, folder: Path) -> None:
-    """Write the model, and hold it against PyTorch in ONNX Runtime.
+    """Write the model as a graph of whole sequences, and hold it against PyTorch in ONNX Runtime.
 
     A causal model takes `input_ids` alone: padding on the right is seen by nothing before it. The others take an
     `attention_mask` too. ALiBi's running sums are made by doubling, as often as the length asks for, which a graph

@@ -151,6 +151,10 @@ class CausalLM(LanguageModel):
         alibi = alibi_slopes(cfg.n_head, weight.device) if cfg.positions == "alibi" else None
         return Cache(cfg, batch_size, max_len, pick_mode(cfg, mode), weight.dtype, weight.device, alibi)
 
+    def next_logits(self, ids: Tensor, cache: Cache, attention_mask: Tensor | None = None) -> Tensor:
+        """The logits of what follows new tokens, which the cache remembers: (B, t) → (B, V)."""
+        return self.logits(self.remember(ids, cache, attention_mask)[:, -1])
+
     @torch.no_grad()
     def remember(self, ids: Tensor, cache: Cache, attention_mask: Tensor | None = None) -> Tensor:
         """What the head sees of new tokens that follow a cache: (B, t) → (B, t, d)."""

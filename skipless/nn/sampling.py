@@ -3,17 +3,40 @@
 import math
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, replace
-from typing import Any, Literal
+from typing import Any, Literal, Protocol
 
 import torch
 from torch import Tensor
 
+from skipless.config.model import ModelConfig
 from skipless.errors import UserError
-from skipless.nn.cache import Cache
-from skipless.nn.model import CausalLM
 
 PREFILL = 512
 """Tokens of a prompt that go through the model at a time."""
+
+
+class Decodes(Protocol):
+    """What writes text: a `CausalLM`, or an export of one in ONNX Runtime."""
+
+    config: ModelConfig
+    tokenizer: Any
+    training: bool
+
+    def new_cache(self, batch_size: int = 1, max_len: int | None = None, mode: str = "auto") -> Any:
+        """Memory for decoding, with a `length`, a `device` and `reset()`."""
+        ...
+
+    def next_logits(self, ids: Tensor, cache: Any, attention_mask: Tensor | None = None) -> Tensor:
+        """The logits of what follows new tokens: (B, t) → (B, V)."""
+        ...
+
+    def train(self, mode: bool = True) -> Any:
+        """As of a module."""
+        ...
+
+    def eval(self) -> Any:
+        """As of a module."""
+        ...
 
 
 @dataclass(frozen=True)
@@ -74,7 +97,7 @@ def nucleus(logits: Tensor, share: float) -> Tensor:
 
 @torch.inference_mode()
 def generate(
-    model: CausalLM,
+    model: Decodes,
     prompts: Sequence[Sequence[int]],
     n_new: int,
     sampling: Sampling | None = None,
@@ -95,9 +118,9 @@ def generate(
     generators = [torch.Generator().manual_seed(sampling.seed + row) for row in range(len(texts))]
     limit = model.config.max_seq_len
     cache = model.new_cache(len(texts), mode=mode)
-    hidden = _read(model, cache, [text[-limit:] for text in texts])
+    logits = _read(model, cache, [text[-limit:] for text in texts])
     for number in range(n_new):
-        logits = model.logits(hidden).float().cpu()  # (B, V)
+        logits = logits.float().cpu()  # (B, V)
         new: list[int | None] = []
         for row, text in enumerate(texts):
             token = None if ended[row] else sampling.pick(logits[row], text, generators[row])
@@ -109,16 +132,16 @@ def generate(
             return
         if cache.length < limit:
             ids = torch.tensor([[text[-1]] for text in texts], device=cache.device)
-            hidden = model.remember(ids, cache)[:, -1]
+            logits = model.next_logits(ids, cache)
         elif when_full == "end":
             return
         else:
             cache.reset()
-            hidden = _read(model, cache, [text[-max(limit // 2, 1) :] for text in texts])
+            logits = _read(model, cache, [text[-max(limit // 2, 1) :] for text in texts])
 
 
-def _read(model: CausalLM, cache: Cache, texts: Sequence[Sequence[int]]) -> Tensor:
-    """Put prompts of any lengths into an empty cache, a chunk at a time; what the head sees last, (B, d)."""
+def _read(model: Decodes, cache: Any, texts: Sequence[Sequence[int]]) -> Tensor:
+    """Put prompts of any lengths into an empty cache, a chunk at a time; the logits of what follows, (B, V)."""
     longest = max(map(len, texts))
     ids = torch.tensor([[0] * (longest - len(text)) + list(text) for text in texts], device=cache.device)
     padding = None
@@ -127,14 +150,14 @@ def _read(model: CausalLM, cache: Cache, texts: Sequence[Sequence[int]]) -> Tens
         padding = padding.to(cache.device)
     # the padding has to lie inside the first chunk
     first = longest if padding is not None else PREFILL
-    hidden = model.remember(ids[:, :first], cache, padding)
+    logits = model.next_logits(ids[:, :first], cache, padding)
     for start in range(first, longest, PREFILL):
-        hidden = model.remember(ids[:, start : start + PREFILL], cache)
-    return hidden[:, -1]
+        logits = model.next_logits(ids[:, start : start + PREFILL], cache)
+    return logits
 
 
 def stream_text(
-    model: CausalLM, prompt: str, n_new: int, sampling: Sampling | None = None, *, mode: str = "auto"
+    model: Decodes, prompt: str, n_new: int, sampling: Sampling | None = None, *, mode: str = "auto"
 ) -> Iterator[str]:
     """What the model adds to a prompt, a piece for each token, by the model's own tokeniser, up to the end of text."""
     tokenizer = model.tokenizer
@@ -158,7 +181,7 @@ def stream_text(
         model.train(was_training)
 
 
-def continue_prompts(model: CausalLM, prompt: Any, n_new: int, sampling: Sampling, *, mode: str = "auto") -> Any:
+def continue_prompts(model: Decodes, prompt: Any, n_new: int, sampling: Sampling, *, mode: str = "auto") -> Any:
     """What `CausalLM.generate` returns: texts for texts, and for (B, T) ids the ids with the new ones behind them."""
     if isinstance(prompt, Tensor):
         if prompt.ndim != 2:
@@ -180,6 +203,6 @@ def continue_prompts(model: CausalLM, prompt: Any, n_new: int, sampling: Samplin
     return texts[0] if isinstance(prompt, str) else texts
 
 
-def sample_text(model: CausalLM, prompt: str, n_new: int, sampling: Sampling | None = None) -> str:
+def sample_text(model: Decodes, prompt: str, n_new: int, sampling: Sampling | None = None) -> str:
     """The prompt and what the model adds to it."""
     return prompt + "".join(stream_text(model, prompt, n_new, sampling))

@@ -25,7 +25,6 @@ from skipless.config.model import ModelConfig
 from skipless.distributed.devices import pick_device
 from skipless.errors import MissingExtra
 from skipless.nn import CausalLM, Mask, explicit_form, make_block
-from skipless.nn.sampling import Sampling, generate
 
 BLOCKS = ("pre-ln", "parallel", "sas", "sas-p", "sas-p-nonorm")
 
@@ -254,43 +253,6 @@ def hf_step(shape: Shape, device: torch.device, vocab_size: int) -> Callable[[],
         optimizer.zero_grad(set_to_none=True)
 
     return run
-
-
-def bench_decode(
-    shape: Shape, rounds: int, device: str = "auto", *, new: int = 128, batch: int = 1, vocab_size: int = 50_000
-) -> list[Row]:
-    """Greedy decoding of `new` tokens after a prompt of `shape.length`; times are for the whole call."""
-    place = pick_device(device)
-    prompts = torch.randint(vocab_size, (batch, shape.length)).tolist()
-    cases: dict[str, Callable[[], Any]] = {}
-    for name, modes in (("pre-ln", ["kv"]), ("sas-p", ["kx", "x"])):
-        cfg = shape.config(name).replace(vocab_size=vocab_size, max_seq_len=shape.length + new)
-        model = CausalLM(cfg).to(place).fold()
-        for mode in modes:
-            key = f"{name} ({mode})"
-            cases[key] = lambda m=model, mode=mode: list(
-                generate(m, prompts, new, Sampling(temperature=0), mode=mode, when_full="end")
-            )
-    if find_spec("transformers"):
-        cases |= hf_decode(shape, place, prompts, new, vocab_size)
-    references = (HF + " (dynamic)", HF + " (static)", "pre-ln (kv)", "sas-p (kx)")
-    return compare(interleave(cases, rounds, place), references, {}, matmul_speed(place, torch.float32))
-
-
-def hf_decode(
-    shape: Shape, device: torch.device, prompts: list[list[int]], new: int, vocab_size: int
-) -> dict[str, Callable[[], Any]]:
-    """`generate` of Hugging Face's GPT-2 with its two caches."""
-    longer = Shape(shape.length + new, shape.tokens, shape.depth, shape.d_model, shape.n_head)
-    model = _transformers().GPT2LMHeadModel(_hf_config(longer, vocab_size)).to(device).eval()
-    ids = torch.tensor(prompts, device=device)
-    fixed = {"max_new_tokens": new, "min_new_tokens": new, "do_sample": False, "pad_token_id": 0}
-    mask = torch.ones_like(ids)
-
-    def run(cache: str) -> Callable[[], Any]:
-        return lambda: model.generate(ids, attention_mask=mask, cache_implementation=cache, **fixed)
-
-    return {f"{HF} ({cache})": run(cache) for cache in ("dynamic", "static")}
 
 
 def bench_caches(

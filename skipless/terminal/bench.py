@@ -30,6 +30,21 @@ def show_bench(what: str, rows: Sequence["Row"]) -> None:
     show_table(title, [head[i] for i in kept], lines)
 
 
+DECODING = {"prefill": "the prompt and the first token", "token": "a token after that", "whole": "the whole call"}
+
+
+def show_decoding(found: Mapping[str, Sequence["Row"]]) -> None:
+    """Times of the prompt, of a token and of both, and how many times as fast as `pre-ln` and as each other's model."""
+    for kind, title in DECODING.items():
+        lines = []
+        references = list(found[kind][0].speedup) if found.get(kind) else []
+        for row in found.get(kind, []):
+            ratios = [f"{row.speedup[reference][0]:.2f}" for reference in references]
+            lines.append([row.name, f"{row.milliseconds:,.2f}", *ratios])
+        if lines:
+            show_table(f"Decoding: {title}", ["decode", "ms", *(f"× {name}" for name in references)], lines)
+
+
 def show_growth(found: dict[str, Any], *, quiet: bool, plot: Path | None) -> None:
     """Time and memory over the sequence length and the depth."""
     for axis, title in (("length", "one layer"), ("depth", "blocks at 128 tokens")):

@@ -27,10 +27,12 @@ from skipless.interop.export import export_model, export_run
 from skipless.interop.hf import SkiplessConfig, SkiplessForCausalLM
 from skipless.interop.hf.bundle import AUTO_MAP, remote_code
 from skipless.interop.onnx import onnx_error, onnx_inputs
+from skipless.interop.onnx_options import OnnxOptions
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.nn.sampling import Sampling, sample_text
 from tests.helpers.weights import disturbed
 
+WHOLE = OnnxOptions(cache="none")
 SIZE = {"n_layer": 1, "d_model": 16, "n_head": 2, "vocab_size": 30, "max_seq_len": 24}
 
 
@@ -350,7 +352,7 @@ def test_damaged_exports(tmp_path):
 
 def check_onnx(model, folder):
     """At two batch sizes and two lengths, neither of them the example's, beside the check of the export itself."""
-    path = export_model(model, "onnx", folder) / "model.onnx"
+    path = export_model(model, "onnx", folder, onnx=WHOLE) / "model.onnx"
     session = onnxruntime.InferenceSession(str(path), providers=["CPUExecutionProvider"])
     for batch in (1, 4):
         for length in (3, 24):
@@ -383,14 +385,14 @@ def test_onnx_is_pytorch(block, tmp_path, monkeypatch):
     wrong = SimpleNamespace(save=lambda place, **_: shutil.copy(path, place))
     monkeypatch.setattr(torch.onnx, "export", lambda *_, **__: wrong)
     with pytest.raises(skipless.UserError, match="other logits than PyTorch"):
-        export_model(model, "onnx", tmp_path / "wrong")
+        export_model(model, "onnx", tmp_path / "wrong", onnx=WHOLE)
     assert not (tmp_path / "wrong").exists()
 
 
 def test_a_model_in_training_mode_is_exported_without_dropout(tmp_path):
     """As it is used, not as it was trained: the exported graph is that of the model in eval mode."""
     model = small(block="sas-p", dropout=0.5).train()
-    path = export_model(model, "onnx", tmp_path / "onnx") / "model.onnx"
+    path = export_model(model, "onnx", tmp_path / "onnx", onnx=WHOLE) / "model.onnx"
     assert onnx_error(model.eval(), path) < 1e-5
     text = export_model(model.train(), "hf", tmp_path / "hf")
     reopened, ids = AutoModelForCausalLM.from_pretrained(text), torch.randint(30, (2, 8))

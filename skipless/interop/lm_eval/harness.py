@@ -12,6 +12,7 @@ from skipless.errors import MissingExtra, UserError, did_you_mean, first_line
 from skipless.interop.quiet import quiet
 from skipless.nn.model import CausalLM
 from skipless.runs import load
+from skipless.runtime.model import OnnxCausalLM
 
 Scores = dict[str, dict[str, float]]
 """Task → metric → value; `<metric>_stderr` is the standard error."""
@@ -33,6 +34,8 @@ def evaluate_tasks(
     if task_path is not None and not task_path.is_dir():
         raise UserError(f"there is no folder of tasks at {str(task_path)!r}")
     model = load(path, checkpoint=checkpoint)
+    if isinstance(model, OnnxCausalLM):
+        raise UserError(f"{str(path)!r} is an ONNX export, which the harness cannot score: give the run")
     if not isinstance(model, CausalLM):
         raise UserError(f"{str(path)!r} holds a {type(model).__name__}; the harness scores causal models")
     if model.tokenizer is None:
