@@ -33,9 +33,9 @@ from skipless.nn.attention import Attention
 from skipless.nn.blocks import ParallelBlock, SequentialBlock
 from skipless.nn.cache import pick_mode
 from skipless.nn.kernels import plain_type
-from skipless.nn.layers import GLU, MLP, Gain
+from skipless.nn.layers import GLU, MLP, Gain, no_branch
 from skipless.nn.model import CausalLM
-from skipless.nn.positions import LearnedPositions, SinusoidalPositions, _angles
+from skipless.nn.positions import LearnedPositions, Positions, RotaryPositions, SinusoidalPositions, _angles
 
 
 @torch.no_grad()
@@ -65,11 +65,11 @@ class _Decoder(AttentionNodes):
     def _placed(self, x: str) -> str:
         """With what positions add."""
         graph, added = self.graph, self.model.positions
-        if added is None:
+        if type(added) in (Positions, RotaryPositions):  # they act inside the attention
             return x
-        if isinstance(added, LearnedPositions):
+        if type(added) is LearnedPositions:
             return graph.add("Add", x, graph.add("Gather", graph.constant(array(added.weight)), self.inside))
-        if not isinstance(added, SinusoidalPositions):
+        if type(added) is not SinusoidalPositions:
             raise unknown_part(added)
         rates = _angles(torch.ones(()), added.width)
         angles = graph.add("Cast", graph.add("Unsqueeze", self.positions, self.ints(2)), to=FLOAT)
@@ -80,10 +80,14 @@ class _Decoder(AttentionNodes):
         return graph.add("Add", x, self.scaled(scale, waves))
 
     def _block(self, block: nn.Module, x: str, layer: int) -> str:
-        if isinstance(block, ParallelBlock):
-            return self._parallel(block, x, layer)
-        if isinstance(block, SequentialBlock):
-            return self._sequential(block, x, layer)
+        assert isinstance(block, ParallelBlock | SequentialBlock)
+        for part, known in ((block.attention, (Attention,)), (block.mlp, (MLP, GLU))):
+            if part is not no_branch and plain_type(part) not in known:
+                raise unknown_part(part)
+        if plain_type(block) is ParallelBlock:
+            return self._parallel(block, x, layer)  # pyrefly: ignore
+        if plain_type(block) is SequentialBlock:
+            return self._sequential(block, x, layer)  # pyrefly: ignore
         raise unknown_part(block)
 
     def _parallel(self, block: ParallelBlock, x: str, layer: int) -> str:
@@ -151,6 +155,6 @@ class _Decoder(AttentionNodes):
             "gelu-tanh": lambda: graph.add("Gelu", x, approximate="tanh"),
             "silu": lambda: graph.add("Mul", x, graph.add("Sigmoid", x)),
         }
-        if block.activation not in known:
+        if not isinstance(block.activation, str) or block.activation not in known:
             raise UserError(f"activation {block.activation!r} cannot be written with a cache: use --cache none")
         return known[block.activation]()

@@ -153,10 +153,10 @@ def number_or_row(gain: Gain) -> Row | None:
 
 def linear_map(part: object) -> Linear:
     """A value or a projection map as one matrix."""
-    if isinstance(part, ReparamLinear):
+    if isinstance(part, ReparamLinear) and plain_type(part) is ReparamLinear:
         with torch.no_grad():
             return part.matrix(), None
-    if isinstance(part, nn.Linear):
+    if isinstance(part, nn.Linear) and type(part) is nn.Linear:
         return part.weight, part.bias
     raise unknown_part(part)
 

@@ -14,7 +14,8 @@ import skipless
 from skipless.cli import run as command
 from skipless.config.plugins import load_plugin
 from skipless.errors import UserError
-from skipless.interop.export import export_run
+from skipless.interop.export import export_model, export_run
+from skipless.interop.onnx_options import OnnxOptions
 from skipless.runs import Run
 from skipless.training.train import train
 from tests.helpers.plugins import EVERY_PART, EXAMPLE_BLOCKS, EXAMPLES, example, no_plugins
@@ -218,7 +219,7 @@ def test_a_graph_is_traced_with_parts_of_ones_own(trained, tmp_path):
     onnxruntime = pytest.importorskip("onnxruntime")
     for name in EXAMPLE_BLOCKS:
         load_plugin(example(name))
-    folder = export_run(trained.folder, "onnx", tmp_path / "onnx")
+    folder = export_run(trained.folder, "onnx", tmp_path / "onnx", onnx=OnnxOptions(cache="none"))
     model = skipless.load(trained.folder)
     ids = torch.randint(model.config.vocab_size, (2, 7))
     session = onnxruntime.InferenceSession(folder / "model.onnx")
@@ -227,6 +228,17 @@ def test_a_graph_is_traced_with_parts_of_ones_own(trained, tmp_path):
     }
     (logits,) = session.run(None, given)
     torch.testing.assert_close(torch.from_numpy(logits), model(ids), rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("name", EXAMPLE_BLOCKS)
+def test_a_graph_with_a_cache_refuses_parts_that_it_does_not_know(name, tmp_path):
+    load_plugin(example(name))
+    size = {"n_layer": 1, "d_model": 16, "n_head": 2, "vocab_size": 20, "max_seq_len": 8}
+    for block in (EXAMPLE_BLOCKS[name], EXAMPLE_BLOCKS[name] + ":layout=parallel,alpha_comb=1,alpha_sa=0,alpha_ff=0"):
+        model = skipless.CausalLM(skipless.ModelConfig(block=block, **size))
+        with pytest.raises(UserError, match=r"cannot be written into a graph with a cache: use --cache none"):
+            export_model(model, "onnx", tmp_path / "out")
+        assert not (tmp_path / "out").exists()
 
 
 # ------------------------------------------------------------------------------- bad input
