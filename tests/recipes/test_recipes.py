@@ -50,7 +50,7 @@ def test_experiments_share_their_runs(unique):
     assert sum(map(len, needed.values())) - len(set.union(*needed.values())) >= 35
     pre_ln = run_key(LAPTOP.decoder("pre-ln"))
     assert [id for id, keys in needed.items() if pre_ln in keys] == [
-        *("fig2", "fig3", "fig5", "schedule", "preln-identity", "baseline", "rates", "trend")
+        *("fig2", "fig3", "fig5", "schedule", "preln-identity", "bits", "baseline", "rates", "trend")
     ]
     assert needed["matrix"] & needed["fig5"]
     assert not unique["tab1"]
