@@ -29,7 +29,7 @@ from skipless.errors import UserError
 if TYPE_CHECKING:
     from skipless.config.model import ModelConfig
 
-SIZE = re.compile(r"(\d+(?:\.\d*)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE)
+SIZE = re.compile(r"(\d{1,18}(?:\.\d*)?)\s*([kMGT]?)(i?)B?", re.IGNORECASE | re.ASCII)
 
 
 def _bytes(text: str) -> int:

@@ -9,6 +9,7 @@ import pytest
 
 from skipless.cli import run
 from skipless.cli.inspect import _bytes as read_size
+from skipless.errors import UserError
 
 
 def skipless(*arguments):
@@ -83,6 +84,12 @@ def test_inspect_json(capsys):
 def test_sizes_of_memory(text, size):
     """As everywhere: a G is 10⁹, a Gi is 2³⁰."""
     assert read_size(text) == size
+
+
+@pytest.mark.parametrize("text", ["0", "24Q", "1i", "-1G", "nan", "1" + 400 * "0", "9" * 5000])
+def test_sizes_that_are_none(text):
+    with pytest.raises(UserError, match="takes a size such as 24G or 80Gi"):
+        read_size(text)
 
 
 def test_inspect_table(capsys):
