@@ -182,11 +182,11 @@ def read_mask(given: Tensor | None, inputs: Tensor) -> Tensor | None:
     return given.masked_fill(given <= torch.finfo(given.dtype).min / 2, float("-inf"))
 
 
-def packed_documents(positions: Tensor | None) -> Tensor | None:
+def packed_documents(positions: Tensor | None, batch: int) -> Tensor | None:
     """The documents (B, T) of rows in which several are packed: one begins wherever positions do not go on by one."""
     if positions is None:
         return None
     begins = positions[:, 1:] != positions[:, :-1] + 1
     if not torch.compiler.is_compiling() and not bool(begins.any()):
         return None
-    return torch.nn.functional.pad(begins.long(), (1, 0)).cumsum(-1)
+    return torch.nn.functional.pad(begins.long(), (1, 0)).cumsum(-1).expand(batch, -1)
