@@ -250,7 +250,8 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         else:
             hidden = self.encode(inputs, mask, packed, position_ids)
         matrices: Any = tuple(seen) if seen is not None and wants_matrices else None
-        return BaseModelOutputWithPast(hidden, past_key_values, attentions=matrices)  # pyrefly: ignore
+        place: Any = () if wants_states else None  # which `capture_outputs` fills: it stands before the matrices
+        return BaseModelOutputWithPast(hidden, past_key_values, place, matrices)  # pyrefly: ignore
 
     def _is_watched(self) -> bool:
         """Whether a hook, or somebody's own forward, would see tokens that were moved away from the padding."""

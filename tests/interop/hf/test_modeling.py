@@ -318,36 +318,6 @@ def test_static_cache_can_be_traced_whole(block):
     assert torch.equal(model.generate(ids, cache_implementation="static", compile_config=compiled, **how), expected)
 
 
-# ------------------------------------------------------------------------------------ training
-
-
-@pytest.mark.parametrize("block", ["pre-ln", "sas", "sas-p"])
-def test_gradient_checkpointing_gives_the_same_gradients(block):
-    model = make(block).train()
-    ids = torch.randint(V, (2, 9))
-    passes = []
-    for part in model.model.blocks:
-        part.attention.register_forward_hook(lambda *_: passes.append(1))
-
-    def gradients():
-        passes.clear()
-        model.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        return [parameter.grad.clone() for parameter in model.parameters()], len(passes)
-
-    expected, once = gradients()
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
-    found, twice = gradients()
-    assert (once, twice) == (2, 4)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-    with torch.no_grad():
-        assert model.eval()(ids).past_key_values.get_seq_length() == 9
-    model.train().gradient_checkpointing_disable()
-    assert gradients()[1] == 2
-
-
 # -------------------------------------------------------------------------- configuration, weights
 
 
