@@ -25,7 +25,7 @@ def serves(head: nn.Module, hidden: Tensor) -> bool:
     """
     if not are_plain_linear(head) or torch.compiler.is_compiling():
         return False
-    weight = head.weight
+    weight: Any = head.weight
     if weight.is_meta or weight.is_inference():
         return False
     return type(weight) is nn.Parameter and weight.dtype in EXACT and weight.device == hidden.device
@@ -78,6 +78,10 @@ class _Late:
         found = (getattr(self, field.name) for field in fields(self))  # pyrefly: ignore
         return tuple(value for value in found if value is not None)
 
+    def __reduce__(self) -> Any:
+        """Pickled with the logits: the head does not go with them."""
+        return type(self), tuple(getattr(self, field.name) for field in fields(self))  # pyrefly: ignore
+
 
 @dataclass
 class LateCausalLMOutput(_Late, CausalLMOutputWithPast):
@@ -89,19 +93,29 @@ class LateMaskedLMOutput(_Late, MaskedLMOutput):
     """`MaskedLMOutput`, of a training step."""
 
 
-def with_late_logits(loss: Tensor, head: nn.Linear, hidden: Tensor) -> Tensor:
-    """The loss, which knows how the logits behind it are made: by this head as it is now, in this precision."""
-    version, device = head.weight._version, hidden.device.type
-    precision = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+class _Maker:
+    """Makes the logits behind a loss, by the head as it was, in the precision of its step."""
 
-    def make() -> Tensor:
-        if head.weight._version != version:
+    def __init__(self, head: nn.Linear, hidden: Tensor) -> None:
+        self.head, self.hidden, self.version = head, hidden, head.weight._version
+        device = hidden.device.type
+        self.precision = torch.autocast(device, torch.get_autocast_dtype(device), torch.is_autocast_enabled(device))
+
+    def __call__(self) -> Tensor:
+        if self.head.weight._version != self.version:
             raise UserError(
                 "training does not keep the logits, and the head has changed since this loss was computed: "
                 "read output.logits before the optimiser's step"
             )
-        with precision:
-            return head(hidden)
+        with self.precision:
+            return self.head(self.hidden)
 
-    loss._make_logits = make  # pyrefly: ignore
+    def __reduce__(self) -> tuple[type, tuple[()]]:
+        """Nothing goes with a pickled loss: a pickled output has its logits."""
+        return type(None), ()
+
+
+def with_late_logits(loss: Tensor, head: nn.Linear, hidden: Tensor) -> Tensor:
+    """The loss, which knows how the logits behind it are made."""
+    loss._make_logits = _Maker(head, hidden)  # pyrefly: ignore
     return loss

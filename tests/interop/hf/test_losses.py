@@ -1,6 +1,7 @@
 """Losses: what a training step gives beside its loss, and what `Trainer` makes of it."""
 
 import inspect
+import pickle
 
 import pytest
 import torch
@@ -96,6 +97,18 @@ def test_late_logits_are_in_the_precision_of_their_step():
     assert "logits" not in output
     assert output.logits.dtype == expected.dtype == torch.float16
     torch.testing.assert_close(output.logits, expected)
+
+
+@pytest.mark.parametrize("kind", LANGUAGE)
+def test_an_output_of_training_can_be_pickled(kind):
+    model = make("sas", kind).train()
+    ids = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        output = model(ids, labels=ids)
+    again = pickle.loads(pickle.dumps(output))  # noqa: S301  (our own)
+    torch.testing.assert_close(again.loss, output.loss)
+    torch.testing.assert_close(again.logits, output.logits)
+    assert len(pickle.dumps(output.loss)) < 1000
 
 
 # ------------------------------------------------------------------------------------- losses
