@@ -4,6 +4,7 @@ Nothing is computed here that `skipless.nn` does not: the bare model is the same
 """
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypedDict, Unpack
 
@@ -203,6 +204,10 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
             for name, tensor in missing.items():
                 if name in initial:
                     tensor.copy_(initial[name])
+
+    def through(self, inputs: Tensor, positions: Tensor, masks: Sequence[MaskLike]) -> Tensor:
+        """The pass, through as many blocks as the configuration says: who wants fewer for a while sets it there."""
+        return super().through(inputs, positions, masks[: self.config.n_layer])
 
     def step(self, layer: int, x: Tensor, mask: MaskLike, rope: Rope | None) -> Tensor:
         """Through one block."""

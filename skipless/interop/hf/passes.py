@@ -57,7 +57,16 @@ class Pass:
         self._centring: Tensor | None = None
 
     def _check(self, config: Any, inputs: Tensor, padding: Tensor | None, documents: Tensor | None) -> None:
-        if torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        for layer in () if self.cache is None else self.cache.layers:
+            if getattr(layer, "is_sliding", False) and (
+                compiling or int(self.first) + self.new > layer.get_max_length()
+            ):
+                raise UserError(
+                    f"this cache forgets what came more than {layer.get_max_length()} tokens before, "
+                    "and these models see everything: leave config.sliding_window unset"
+                )
+        if compiling:
             return
         if self.cache is not None and config.block["beta_sa"] is None:
             raise UserError("without attention nothing is remembered: this block needs use_cache=False")

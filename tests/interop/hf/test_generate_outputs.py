@@ -89,6 +89,22 @@ def test_a_second_model_that_guesses_ahead(assistant, sampled):
     torch.testing.assert_close(found.hidden_states[0][:-1], prompt.hidden_states[:-1])
 
 
+@pytest.mark.parametrize("use_cache", [True, False])
+def test_the_first_layers_guess_ahead(use_cache):
+    """`generate` sets their number in the configuration for a while."""
+    model = make("sas-p", n_layer=4)
+    ids = torch.randint(1, V, (1, PROMPT))
+    how = {"max_new_tokens": 12, "do_sample": False, "pad_token_id": 0}
+    depths = []
+    model.model.blocks[0].register_forward_hook(lambda *_: depths.append(model.config.n_layer))
+    expected = model.generate(ids, use_cache=use_cache, **how)
+    assert set(depths) == {4}
+    assert torch.equal(model.generate(ids, assistant_early_exit=2, **how), expected)
+    assert set(depths) == {2, 4}
+    model.config.num_hidden_layers = 2
+    assert len(model(ids, output_hidden_states=True, use_cache=use_cache).hidden_states) == 3
+
+
 @pytest.mark.parametrize("beams", [1, 3])
 @pytest.mark.parametrize("positions", POSITIONS)
 def test_embeddings_that_are_no_tokens(positions, beams):

@@ -141,6 +141,19 @@ def test_a_cache_changes_nothing(block, positions, kind, cuts, gaps):
     assert error <= 1e-9 * max(1.0, expected.abs().max())
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_cache_that_forgets_is_refused(kind):
+    """Up to its window it is as any other; behind it attention and C·V would be those of another model."""
+    model = make("sas")
+    ids = torch.randint(1, V, (1, 8))
+    how = {"do_sample": False, "pad_token_id": 0, "cache_implementation": kind}
+    expected = model.generate(ids, max_new_tokens=5, **how)
+    model.config.sliding_window = 12
+    assert torch.equal(model.generate(ids, max_new_tokens=5, **how), expected)  # the last one is not remembered
+    with pytest.raises(ValueError, match="forgets what came more than 12 tokens before"):
+        model.generate(ids, max_new_tokens=6, **how)
+
+
 def test_a_cache_is_made_when_it_may_be_of_use():
     model = make()
     ids = torch.randint(V, (1, 4))
