@@ -341,6 +341,12 @@ def test_configuration_is_checked_and_kept():
     assert cfg.block.beta_ff.init == 0.2
     assert SkiplessConfig.from_dict(config.to_dict()).to_model_config() == cfg
     assert SkiplessConfig(**cfg.model_dump()).to_model_config() == cfg
+    for tied in (True, False):  # PEFT asks by the name of transformers
+        made = SkiplessConfig(tie_word_embeddings=tied)
+        assert made.to_dict()["tie_word_embeddings"] == made.to_dict()["tie_embeddings"] == tied
+        assert "tie_word_embeddings" not in made.to_diff_dict()
+    with pytest.raises(ValueError, match="d_model is given twice"):
+        SkiplessConfig(hidden_size=32, d_model=64)
     with pytest.raises(ValueError, match="n_head 5 does not divide"):
         SkiplessConfig(n_head=5)
     with pytest.raises(ValueError, match="did you mean 'sas'"):
