@@ -247,7 +247,7 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         seen: list[Tensor] | None = [] if wants_matrices or self.config._attn_implementation == "eager" else None
         in_place = seen is not None or wants_states or past_key_values is not None
         in_place = in_place or (self.config.positions == "alibi" and position_ids is not None)
-        if in_place or (mask is not None and (mask.ndim == 4 or self._is_watched())):
+        if in_place or (mask is not None and (mask.ndim == 4 or self._is_watched(mask))):
             shared = Pass(
                 self.config, self.causal, inputs, past_key_values, mask, position_ids, packed, seen is not None
             )
@@ -258,10 +258,12 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         place: Any = () if wants_states else None  # which `capture_outputs` fills: it stands before the matrices
         return BaseModelOutputWithPast(hidden, past_key_values, place, matrices)  # pyrefly: ignore
 
-    def _is_watched(self) -> bool:
-        """Whether a hook, or somebody's own forward, would see tokens that were moved away from the padding."""
+    def _is_watched(self, real: Tensor) -> bool:
+        """Whether a hook, or somebody's own forward, would see tokens that were moved away from padding before them."""
         parts: list[Any] = [getattr(self, name) for name in PARTS]
-        return self.causal and not have_no_hooks(*(module for part in parts for module in part.modules()))
+        if not self.causal or have_no_hooks(*(module for part in parts for module in part.modules())):
+            return False
+        return torch.compiler.is_compiling() or bool((real[:, 1:] > real[:, :-1]).any())
 
     def _check_attention(self) -> None:
         """Whoever runs a model for others, vLLM for one, sets the name of its attention in the configuration itself."""

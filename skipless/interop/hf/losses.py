@@ -31,6 +31,18 @@ def serves(head: nn.Module, hidden: Tensor) -> bool:
     return type(weight) is nn.Parameter and weight.dtype in EXACT and weight.device == hidden.device
 
 
+def foreseeable(labels: Tensor | None, mask: Tensor | None) -> Tensor | None:
+    """Labels (B, T) but for those of tokens that come right behind padding, which would have to foresee them.
+
+    Padding is in nobody's sight, and itself may see anything: where it was moved aside, the whole row.
+    """
+    if labels is None or mask is None or mask.ndim != 2 or labels.ndim != 2:
+        return labels
+    real = mask[:, -labels.shape[1] :].to(labels.device) != 0
+    begins = F.pad(real[:, 1:] & ~real[:, :-1], (1, 0))
+    return labels.masked_fill(begins, IGNORED)
+
+
 def chunked_loss(hidden: Tensor, weight: Tensor, labels: Tensor, n_items: Tensor | float | None) -> Tensor:
     """Mean cross-entropy of (B, T, d) hidden states over the (B, T) labels that count; or its sum over `n_items`."""
     if labels.numel() != hidden.shape[:-1].numel():

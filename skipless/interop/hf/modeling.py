@@ -30,6 +30,7 @@ from skipless.interop.hf.losses import (
     LateCausalLMOutput,
     LateMaskedLMOutput,
     chunked_loss,
+    foreseeable,
     serves,
     with_late_logits,
 )
@@ -132,12 +133,14 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, t, V) of the tokens, or of the last `logits_to_keep`; `labels` are the ids, shifted here.
 
+        The first token of a row that is padded on the left has no loss: what stands before it is not text.
         With a cache the ids are the new tokens, and `attention_mask` covers all tokens so far. In training the loss is
         computed without holding all logits, and these are made if somebody reads them.
         """
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, *FOR_LOSS)
         more = _for_loss(asked)
         has_loss = labels is not None or "shift_labels" in more
+        labels = foreseeable(labels, attention_mask)
         if use_cache is None and has_loss:
             use_cache = False
         found = self.base(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **asked)

@@ -126,6 +126,24 @@ def test_labels_of_another_length_are_refused(kind, share):
         model(ids, labels=labels)
 
 
+@pytest.mark.parametrize("training", [True, False])
+@pytest.mark.parametrize("seen", ["moved aside", "hooked", "explicit"])
+@pytest.mark.parametrize("side", ["left", "right"])
+def test_padding_changes_no_loss(side, seen, training):
+    """That of a padded batch is that of its rows, each by itself: no padding foretells the first token of a text."""
+    model = make("sas").train(training)
+    rows = [torch.randint(1, V, (length,)) for length in (4, 9)]
+    alone = [model(row[None], labels=row[None]).loss * (len(row) - 1) for row in rows]
+    ids, mask = torch.zeros(2, 9, dtype=torch.long), torch.zeros(2, 9, dtype=torch.long)
+    for number, row in enumerate(rows):
+        place = slice(9 - len(row), 9) if side == "left" else slice(0, len(row))
+        ids[number, place], mask[number, place] = row, 1
+    if seen == "hooked":
+        model.model.blocks[0].register_forward_hook(lambda *_: None)
+    found = model(ids, mask, labels=ids.masked_fill(mask == 0, -100), output_attentions=seen == "explicit").loss
+    torch.testing.assert_close(found, sum(alone) / 11, rtol=1e-5, atol=1e-6)
+
+
 @pytest.mark.parametrize("kind", LANGUAGE)
 @pytest.mark.parametrize("where", [torch.device("meta"), torch.inference_mode()])
 def test_a_step_without_values_or_gradients(kind, where):
