@@ -2,9 +2,9 @@
 
 python benchmarks/trl_steps.py [--block NAME] [--untied]
 
-Needs `pip install trl peft`. Prints the losses; the exit status is 0 only if all of them are finite, SFT learns, and the
-ways to compute its loss that should agree do. (TRL 1.16's default loss is the chunked one, by both its names. The model's
-own comes from `Trainer`, which TRL's is built on.)
+Needs `pip install trl peft`. Prints the losses; the exit status is 0 only if all of them are finite, SFT learns, and
+the ways to compute its loss agree that should. (In TRL 1.16 the default loss is the chunked one, by both its names; the
+model's own is what `Trainer` takes.)
 """
 
 import argparse
