@@ -21,12 +21,16 @@ class OnnxOptions(Config):
         None, description="Weights that share a scale; by default 32, as in llama.cpp."
     )
     symmetric: bool = Field(False, description="Whether blocks have a scale alone, or a zero point too.")
-    cache_bits: Literal[8, 32] = Field(32, description="Bits of what cache mode `x` remembers: 8 with a scale a token.")
+    cache_bits: Literal[8, 32] = Field(
+        32,
+        description="Bits of what the cache remembers: at 8, inputs alone (`x`) have a scale for each token, keys and "
+        "values a fixed one for each channel.",
+    )
 
     @model_validator(mode="after")
     def _check(self) -> Self:
-        if self.cache_bits == 8 and self.cache != "x":
-            raise ValueError("cache_bits 8 goes with cache 'x'")
+        if self.cache_bits == 8 and self.cache == "none":
+            raise ValueError("cache_bits 8 goes with a cache")
         if self.cache == "none" and self.bits != 32:
             raise ValueError("low bits go with a cache: a graph of whole sequences has 32")
         if self.bits == 32 and (self.block_size is not None or self.symmetric):
