@@ -6,8 +6,9 @@ from pydantic import Field, model_validator
 
 from skipless.config.base import Config
 
-BLOCK = 32
-"""Weights that share a scale. Larger blocks are faster, and their errors above those of llama.cpp's Q4_0 and Q8_0."""
+BLOCKS = {4: 32, 8: 64}
+"""Weights that share a scale, by their bits: the most with which the error is not above that of llama.cpp's Q4_0 and Q8_0.
+Larger blocks are faster."""
 
 
 class OnnxOptions(Config):
@@ -18,7 +19,7 @@ class OnnxOptions(Config):
     )
     bits: Literal[4, 8, 32] = Field(32, description="Bits of a weight in every matrix.")
     block_size: Literal[16, 32, 64, 128, 256] | None = Field(
-        None, description="Weights that share a scale; by default 32, as in llama.cpp."
+        None, description="Weights that share a scale; by default 64 at 8 bits and 32 at 4."
     )
     symmetric: bool = Field(False, description="Whether blocks have a scale alone, or a zero point too.")
     cache_bits: Literal[8, 32] = Field(
@@ -40,4 +41,4 @@ class OnnxOptions(Config):
     @property
     def block(self) -> int:
         """Weights that share a scale."""
-        return self.block_size or BLOCK
+        return self.block_size or BLOCKS.get(self.bits, 0)

@@ -78,14 +78,14 @@ def onnx_cases(
 
 
 def onnx_options(kind: str) -> OnnxOptions:
-    """`4`, `8 x`, `8 x8` (the cache of inputs at 8 bits), `4 block=128 asymmetric`."""
+    """`4`, `8 x`, `8 x8` (what the cache remembers at 8 bits), `4 block=128 asymmetric`."""
     bits, *more = kind.split()
     chosen: dict[str, Any] = {"bits": int(bits)}
     for word in more:
         if word in ("x", "kx", "kv"):
             chosen["cache"] = word
-        elif word == "x8":
-            chosen |= {"cache": "x", "cache_bits": 8}
+        elif word in ("x8", "kx8", "kv8"):
+            chosen |= {"cache": word.removesuffix("8"), "cache_bits": 8}
         elif word == "asymmetric":
             chosen["symmetric"] = False
         else:
