@@ -7,7 +7,7 @@ from pydantic import Field, model_validator
 from skipless.config.base import Config
 
 BLOCKS = {4: 32, 8: 64}
-"""Weights that share a scale, by their bits: the most with which the error is not above that of llama.cpp's Q4_0 and Q8_0.
+"""Weights that share a scale, by their bits: the most with which the error is not above that of llama.cpp's formats.
 Larger blocks are faster."""
 
 

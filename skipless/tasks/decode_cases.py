@@ -96,7 +96,17 @@ def onnx_options(kind: str) -> OnnxOptions:
 # ----------------------------------------------------------------------------------------- others
 
 
-def llama_cases(size: Size, prompts: Sequence[Sequence[int]], folder: Path) -> dict[str, Case]:
+LLAMA_FLAGS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", flash": {"flash_attn": True},
+    ", flash, cache q8_0": {"flash_attn": True, "type_k": 8, "type_v": 8},  # ggml's number of that type
+}
+"""Flags of llama.cpp's that change its speed: attention in one pass, and a cache at 8 bits."""
+
+
+def llama_cases(
+    size: Size, prompts: Sequence[Sequence[int]], folder: Path, *, every_flag: bool = False
+) -> dict[str, Case]:
     """llama.cpp with each of its types, or nothing where it is not installed; for one prompt."""
     if not (find_spec("llama_cpp") and find_spec("gguf")) or len(prompts) > 1:
         return {}
@@ -109,8 +119,9 @@ def llama_cases(size: Size, prompts: Sequence[Sequence[int]], folder: Path) -> d
         if not path.exists():
             write_gpt2(path, kind, **asdict(size))
         sizes = {"n_ctx": size.max_seq_len, "n_batch": 512, "n_threads": threads, "n_threads_batch": threads}
-        model = Llama(model_path=str(path), verbose=False, **sizes)
-        cases[f"{LLAMA} {kind}"] = _llama_case(model, list(prompts[0]), size.vocab_size)
+        for flags, chosen in LLAMA_FLAGS.items() if every_flag else [("", {})]:
+            model = Llama(model_path=str(path), verbose=False, **sizes, **chosen)
+            cases[f"{LLAMA} {kind}{flags}"] = _llama_case(model, list(prompts[0]), size.vocab_size)
     return cases
 
 
