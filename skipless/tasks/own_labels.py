@@ -226,8 +226,8 @@ class OwnFinetuning:
 
     def _score(self, record: Mapping[str, Any]) -> float:
         """What the best checkpoint is chosen by; lower is better."""
-        value = record[self.data.task.metrics[0]]
-        return value if self.data.task.is_regression else -value
+        first = self.data.task.metrics[0]
+        return record[first] if first == "rmse" else -record[first]
 
     # ---------------------------------------------------------------------------- results
 

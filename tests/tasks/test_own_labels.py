@@ -99,6 +99,26 @@ def test_glue_is_one_case_of_it(run, glue):
     assert all(torch.equal(found[0][1][name], found[1][1][name]) for name in found[0][1])
 
 
+@pytest.mark.parametrize("task", ["cola", "stsb"])
+def test_the_classifier_of_one_glue_task_is_kept(task, encoder, glue, tmp_path, capsys):
+    """It is the one that `--glue-dir` alone scores; the best checkpoint is the one with the best score."""
+    runs = tmp_path / "runs"
+    shutil.copytree(encoder, runs / "encoder")
+    how = ["--glue-dir", str(glue), "--tasks", task, "--runs", str(runs), "--device", "cpu", "--json", "--seeds", "1"]
+    how += ["--set", "epochs=3", "--set", "batch_size=8", "--set", "lr=5e-3"]
+    assert skipless(["finetune", "encoder", *how]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert skipless(["finetune", "encoder", *how, "--name", "kept"]) == 0
+    kept = json.loads(capsys.readouterr().out)["classifiers"][0]
+    metric = TASKS[task].metrics[0]
+    assert kept["last"]["loss"] == scored["fits"][task]["0"]["train_loss"]
+    lines = list(Run(runs / "kept").metrics())
+    assert kept["best"][metric] == max(line[metric] for line in lines)
+    assert len(load(runs / "kept").labels) == len(TASKS[task].labels)
+    assert skipless(["finetune", "encoder", *how, "--tasks", "cola,stsb", "--name", "both"]) == 2
+    assert "one task" in capsys.readouterr().err
+
+
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
 def test_other_formats_are_the_same(suffix, encoder, mood, tmp_path):
     """The rows, and so the classifier."""
