@@ -205,8 +205,8 @@ ALIKE = 0.003
 def best_rates(scale: Scale, evidence: Evidence) -> dict[str, dict[str, float]]:
     """Kind → block → its rate, where all of a block's have finished.
 
-    It is the smallest whose loss on the rows for tuning is like the lowest: on the edge, where a variant of the block or
-    another seed may fail to train, there is nothing to gain.
+    It is the smallest whose loss on the rows for tuning is like the lowest: on the edge, where a variant of the block
+    or another seed may fail to train, there is nothing to gain.
     """
     found: dict[str, dict[str, float]] = {}
     for kind, blocks in RATES.items():
