@@ -25,7 +25,7 @@ class OnnxCausalLM:
     def __init__(self, folder: Path | str, config: ModelConfig, threads: int | None = None) -> None:
         if find_spec("onnxruntime") is None:
             raise MissingExtra("onnxruntime", "onnx", "running an ONNX export")
-        self.config = config
+        self.config, self.folder = config, folder
         try:
             self.decoder = Decoder(folder, threads)
         except MemoryError:
@@ -73,6 +73,10 @@ class OnnxCausalLM:
             return self.decoder.step(ids.numpy(), cache, lengths, logits_at)
         except ValueError as error:
             raise UserError(str(error)) from None
+        except MemoryError:
+            raise
+        except Exception as error:  # a graph that could be loaded, and is not what its inputs and outputs say
+            raise UserError(f"the graph in {str(self.folder)!r} cannot be run: {first_line(error)}") from None
 
     def loss(self, ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Mean cross-entropy; `labels[t]` is the target at position t, −100 is ignored."""

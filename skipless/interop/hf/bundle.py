@@ -12,6 +12,7 @@ import warnings
 from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.resources import files
+from importlib.util import decode_source
 from pathlib import PurePosixPath
 
 from skipless.config.model import ModelConfig
@@ -64,7 +65,7 @@ def _plugin_sources(config: ModelConfig | None) -> dict[str, str]:
     """Name → source of each plugin whose parts a model has, if it is one file that can stand by itself."""
     found = {}
     for plugin in {part.plugin for part in parts_in(config) if part.plugin} if config else ():
-        source = plugin.file.read_text(encoding="utf-8") if plugin.file and plugin.file.is_file() else None
+        source = decode_source(plugin.file.read_bytes()) if plugin.file and plugin.file.is_file() else None
         problem = "its source is no file" if source is None else _problem(source)
         if source is None or problem:
             warnings.warn(
