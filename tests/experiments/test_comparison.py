@@ -116,6 +116,14 @@ def test_end_to_end(tmp_path, small, capsys):
     assert "pre-ln-dyt" in capsys.readouterr().out
     again = (tmp_path / "out" / "comparison.html").read_text()
     assert again.split("Run it again")[0] == page.split("Run it again")[0]
+    # times that were damaged are said, and not a traceback
+    times = tmp_path / "out" / "token-time.json"
+    measured = json.loads(times.read_text())
+    fewer = {block: rounds[block == "pre-ln" :] for block, rounds in measured["seconds"]["here"].items()}
+    for seconds in (None, {"here": {"pre-ln": ["x"]}}, {"here": fewer}):
+        times.write_text(json.dumps({**measured, "seconds": seconds}))
+        assert command([*words, "--minutes", "0"]) == 2
+        assert "token-time.json' does not hold the times of tokens" in capsys.readouterr().err
 
 
 def test_bad_input(tmp_path, capsys):
