@@ -302,8 +302,12 @@ def damage_python(rng: random.Random, path: Path) -> None:
 def damage_graph(rng: random.Random, path: Path) -> None:
     """An ONNX file with other weights, types, names or nodes."""
     import onnx
+    from google.protobuf.message import DecodeError
 
-    graph = onnx.load(path)
+    try:
+        graph = onnx.load(path)
+    except DecodeError:  # damaged before
+        return
     nodes, tensors = graph.graph.node, graph.graph.initializer
     how = rng.randrange(8)
     if how == 0:
