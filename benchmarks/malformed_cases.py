@@ -34,13 +34,14 @@ TINY = {
     "train.eval_rows": 2,
     "train.save_every": 1,
     "train.log_every": 1,
-    "train.gains_every": 0,
+    "train.gains_every": 1,
+    "train.health_every": 1,
     "train.sample_every": 1,
 }
 MASKED = {"task": "masked", "data.tokenizer": "wordpiece", "data.vocab_size": 200, "train.sample_every": 0}
 
-EXPERIMENT = "fig4"
-"""Of few runs."""
+EXPERIMENT, LOW_BITS = "fig4", "bits"
+"""Of few runs each."""
 
 PUBLISHED = Path(__file__).parents[1] / "docs" / "results" / "runs"
 
@@ -205,6 +206,7 @@ LINES = {
         "--corpus code=jsonl:text.jsonl",
         "--archive published",
         "--json",
+        f": reproduce {LOW_BITS} --minutes 0 --runs published --output results",
     ),
     "compare": line(
         "compare pre-ln sas-p --rounds 1 --runs compared --output comparison",
@@ -374,17 +376,20 @@ metric_list: [{metric: word_perplexity}]
 
 
 def make_published(folder: Path) -> None:
-    """The runs of an experiment as they are published, and the times of a token."""
+    """The runs of two experiments as they are published, with figures at low bits, and the times of a token."""
     from skipless.experiments.catalogue import EXPERIMENTS
     from skipless.experiments.run_index import RunIndex
     from skipless.experiments.scale import Scale
 
     folder.mkdir()
     index = RunIndex(PUBLISHED)
-    for _, _, cfg in EXPERIMENTS[EXPERIMENT].runs(Scale("laptop"), 1):
-        found = index.find(cfg)
-        if found.exists:
-            shutil.copytree(found.folder, folder / found.name)
+    rounded = {"loss": {"32": 3.0, "w8": 3.1, "w4": 3.2, "w8a8": 3.3, "w4a8": 3.4}, "kurtosis": {"neuron_kurtosis": 3}}
+    for name in (EXPERIMENT, LOW_BITS):
+        for _, _, cfg in EXPERIMENTS[name].runs(Scale("laptop"), 1):
+            found = index.find(cfg)
+            if found.exists:
+                shutil.copytree(found.folder, folder / found.name, dirs_exist_ok=True)
+                (folder / found.name / "bits.json").write_text(json.dumps(rounded))
     seconds = {"decoder": {"pre-ln": [1e-4, 2e-4], "sas-p": [1e-4, 1e-4]}}
     (folder / "timings.json").write_text(json.dumps({"seconds": seconds, "machine": {}, "versions": {}, "threads": 1}))
 

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 import torch
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 from safetensors import SafetensorError
 from safetensors.torch import load_file
 from torch import Tensor
@@ -42,6 +42,21 @@ from skipless.storage.json_files import are_numbers, read_json_lines
 from skipless.storage.save_group import SaveGroup
 
 MODELS: dict[str, type[CausalLM] | type[MaskedLM]] = {"causal": CausalLM, "masked": MaskedLM}
+
+
+class _Data(BaseModel):
+    fingerprint: str | None = None
+    train_tokens: int = 0
+
+
+class _About(BaseModel):
+    """What config.json says beside the configuration, for those who read it without a look; more may stand in it."""
+
+    command: list[str] | None = None
+    versions: dict[str, Any] = {}
+    machine: dict[str, Any] = {}
+    data: _Data = _Data()
+    plugins: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
@@ -119,7 +134,12 @@ class Run:
         """The content of config.json."""
         if not self.exists:
             raise UserError(f"{str(self.folder)!r} is not a run: there is no {self.config_file.name}")
-        return read_json(self.config_file)
+        info = read_json(self.config_file)
+        try:
+            _About.model_validate(info)
+        except ValidationError as error:
+            raise UserError(f"{str(self.config_file)!r}: {explain(error)}") from None
+        return info
 
     def config(self) -> RunConfig:
         """The configuration it runs with."""
