@@ -478,7 +478,7 @@ def odd_arguments(rng: random.Random, case: Case) -> None:
         elif how < 0.1:
             case.arguments.pop(rng.randrange(1, len(case.arguments)))
         elif param.param_type_name == "argument":
-            case.arguments[named] = value
+            case.arguments[named : named + 1] = [value]
         elif getattr(param, "is_flag", False):
             case.arguments.append(param.opts[0])
         else:

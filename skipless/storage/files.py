@@ -276,7 +276,7 @@ def remove_abandoned(path: Path) -> None:
 
 def _remove_if_abandoned(leftover: Path) -> None:
     try:
-        fd = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(leftover, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # should it be a pipe
     except OSError:  # its process has just renamed or removed it
         return
     try:
