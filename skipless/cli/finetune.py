@@ -1,6 +1,7 @@
 """`skipless finetune`: a pre-trained model on labelled text, GLUE's or one's own."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -173,7 +174,8 @@ def _own(
         print(json.dumps({"run": str(found.folder), "classifiers": results}))
     else:
         show_classifiers(results)
-        print(f"next: skipless predict {folders[0]} --input FILE --text {task.texts[0]}")
+        use = ["predict", str(folders[0]), "--input", "FILE", "--text", task.texts[0]]
+        print(f"next: skipless {shlex.join(use)}")
 
 
 def _glue(

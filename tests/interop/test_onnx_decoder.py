@@ -1,9 +1,12 @@
 """ONNX graphs with a cache: equal to PyTorch, whatever the block, the positions, the cache and the batch."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -376,3 +379,27 @@ def test_sessions_are_quiet(tmp_path, capfd):
     opened(small(block="sas-p", positions="rotary"), tmp_path / "rotary")
     opened(small(block="sas", positions="alibi"), tmp_path / "x", cache="x")
     assert capfd.readouterr().err == ""
+
+
+def test_a_graph_that_loads_and_cannot_be_run_is_one_line(graph_folder, tmp_path, capsys):
+    """Of other shapes than its configuration says, or with weights that are not finite."""
+    other = Path(shutil.copytree(graph_folder, tmp_path / "other"))
+    info = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**info, "vocab_size": info["vocab_size"] + 1}))
+    nan = Path(shutil.copytree(graph_folder, tmp_path / "nan"))
+    graph = onnx.load(nan / "model.onnx")
+    for tensor in graph.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = np.full_like(onnx.numpy_helper.to_array(tensor), np.nan)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    onnx.save(graph, nan / "model.onnx")
+    for folder, temperature, said in (
+        (other, "0", "cannot be run"),
+        (nan, "0", "the model's logits are not finite"),
+        (nan, "1", "the model's logits are not finite"),
+    ):
+        words = ["generate", str(folder), "--prompt", "def", "--max-new-tokens", "2", "--temperature", temperature]
+        assert skipless_command(words) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1
