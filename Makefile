@@ -16,10 +16,7 @@ $(READY): pyproject.toml constraints.txt
 
 # trains both blocks on the source of Python's standard library; killed and started again, it goes on where it was
 demo: $(READY)
-	$(BIN)/skipless inspect pre-ln sas-p -L 6 -d 128 -H 4 --set vocab_size=4096
-	$(BIN)/skipless train --recipe demo --block pre-ln --name demo-pre-ln --resume
-	$(BIN)/skipless train --recipe demo --block sas-p --name demo-sas-p --resume
-	$(BIN)/skipless report demo-pre-ln demo-sas-p --samples --plot runs/demo.png --page runs/demo.html
+	$(BIN)/skipless demo
 
 # two workers on two cores: one thread each, or they get in each other's way
 test test-slow: export OMP_NUM_THREADS = 1
