@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow faults lint format clean
+.PHONY: setup demo playground test test-slow faults lint format clean
 
 setup: $(READY)
 
@@ -17,6 +17,10 @@ $(READY): pyproject.toml constraints.txt
 # trains both blocks on the source of Python's standard library; killed and started again, it goes on where it was
 demo: $(READY)
 	$(BIN)/skipless demo
+
+# the page in docs/playground with the demo's models and ONNX Runtime Web, from npm's registry
+playground: demo
+	$(BIN)/python -m tools.playground site/playground
 
 # two workers on two cores: one thread each, or they get in each other's way
 test test-slow: export OMP_NUM_THREADS = 1
