@@ -115,12 +115,12 @@ def _limits(
         tokens = _measured(run, step)[0].get("tokens", 0)
         share = tokens / max(1, model.num_parameters(trainable_only=False))
         lines.append(
-            f"It was trained on {tokens:,} tokens, {share:.2g} for each parameter, of {_source(run)}, and on nothing else."
+            f"Trained on {tokens:,} tokens of {_source(run)}, {share:.2g} for each parameter, and on nothing else."
         )
         lines.append("The held-out loss is on text of the same source. Nothing else was measured for this card.")
     lines.append("Nobody has looked at what it gets wrong, at its biases, or at whether what it writes is safe to use.")
     if onnx is not None and onnx.bits < 32:
-        lines.append(f"The figures above are of float32 weights; at {onnx.bits} bits the loss is somewhat higher.")
+        lines.append(f"The figures above are of the float32 weights, not of these {onnx.bits}-bit ones.")
     if block.mixing != "softmax":
         lines.append("Its attention is not a plain softmax, so servers with attention of their own cannot run it.")
     if block.norm == "none":
@@ -133,7 +133,8 @@ def _evidence() -> str:
     urls = dict(one.split(", ", 1) for one in metadata("skipless").get_all("Project-URL") or [])
     place = f"[its results]({urls['Results']})" if "Results" in urls else "`docs/results/report.md` of its repository"
     return (
-        "How such blocks compare with the standard one is the subject of [the paper](https://arxiv.org/abs/2311.01906). "
+        "How such blocks compare with the standard one is the subject of "
+        "[the paper](https://arxiv.org/abs/2311.01906). "
         f"skipless judges its claims one by one, on small models: the verdicts are in {place}."
     )
 

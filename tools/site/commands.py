@@ -6,6 +6,7 @@ import typer
 
 from skipless.cli import app
 from skipless.cli.app import EXIT_STATUS
+from tools.site.markdown import cell, plain
 
 HEAD = """# Commands
 
@@ -46,11 +47,11 @@ def _argument(one: Any) -> str:
 
 def _text(text: str) -> str:
     """A command's help in paragraphs."""
-    return "\n\n".join(filter(None, (" ".join(part.split()) for part in text.split("\n\n")))) + "\n"
+    return "\n\n".join(filter(None, (plain(" ".join(part.split())) for part in text.split("\n\n")))) + "\n"
 
 
 def _line(text: str | None) -> str:
-    return " ".join((text or "").split()).replace("|", "\\|")
+    return plain(cell(text or ""))
 
 
 def _row(option: Any) -> str:

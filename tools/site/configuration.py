@@ -16,6 +16,7 @@ from skipless.config.parts import PARTS, resolve
 from skipless.config.run import DataConfig, FinetuneConfig, ParallelConfig, RunConfig, TrainConfig
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.recipes import RECIPES
+from tools.site.markdown import cell, plain
 
 CLASSES: dict[type[Config], str] = {
     RunConfig: "",
@@ -71,8 +72,8 @@ def _section(cls: type[Config], place: str) -> str:
 def _row(name: str, info: FieldInfo) -> str:
     if not info.description:
         raise ValueError(f"the key {name} has no description")
-    cells = [f"`{name}`", value_of(info), default_of(info), info.description]
-    return "| " + " | ".join(cell.replace("|", "\\|").replace("\n", " ") for cell in cells) + " |"
+    cells = [f"`{name}`", value_of(info), default_of(info), plain(info.description)]
+    return f"| {' | '.join(map(cell, cells))} |"
 
 
 def default_of(info: FieldInfo) -> str:

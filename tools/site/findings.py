@@ -1,4 +1,4 @@
-"""What the archive of runs says of every experiment: the site shows this, and nothing that was written down elsewhere."""
+"""What the archive of runs says of every experiment: the site shows this, and nothing that was noted elsewhere."""
 
 from dataclasses import dataclass
 from functools import cache

@@ -25,13 +25,12 @@ from tools.site.findings import NOT_YET, is_judged, said_of
 from tools.site.markdown import cell, table, themed
 
 ABOUT = {
-    "pre-ln": "The standard block of GPT-2 and nearly everything since: a norm before each sub-block, a skip around it.",
+    "pre-ln": "The standard block since GPT-2: a norm before each sub-block, a skip around it.",
     "post-ln": "The block of the first transformer: the norm comes after the sum.",
     "parallel": "Attention and MLP side by side, as in GPT-J and PaLM: one norm, one skip.",
     "v-skipinit": "Attention without its skip, made trainable by moving the skip inside (He et al., 2023). The paper's "
     "starting point: it trains, and it trains slower than `pre-ln`.",
-    "sas": "The Simplified Attention Sub-block: Shaped Attention without a skip, without W^V and W^P. The MLP keeps its "
-    "skip.",
+    "sas": "The Simplified Attention Sub-block: Shaped Attention without a skip, W^V or W^P. The MLP keeps its skip.",
     "sas-p": "The paper's simplest block with a norm: `sas` with attention and MLP side by side, which makes the last "
     "skip unnecessary.",
     "sas-p-nonorm": "`sas-p` without its norm. The norms after the embedding and after the last block stay.",
@@ -76,8 +75,8 @@ def overview() -> str:
     ]
     columns = ["block", "leaves out", "parameters", "training speed"]
     note = (
-        "\nParameters at the paper's size (18 layers of width 768, 50,000 words). Training speed is that of two blocks of "
-        "width 768 on two cores, against `pre-ln` ([how it was measured](../notes/performance.md)).\n"
+        "\nParameters at the paper's size (18 layers of width 768, 50,000 words). Training speed is that of two blocks "
+        "of width 768 on two cores, against `pre-ln` ([how it was measured](../notes/performance.md)).\n"
     )
     grid = '<div class="grid cards blocks" markdown>\n\n' + "\n".join(cards) + "\n</div>\n"
     return "\n".join([head, grid, table(columns, rows), note])
@@ -180,9 +179,9 @@ def _costs(name: str) -> str:
         rows.append(["training speed", "1", found.text if found else "not measured"])
     text = table(["", *(f"`{one}`" for one in names)], rows)
     return text + (
-        "\nAt the paper's size: 18 layers of width 768, 12 heads, 50,000 words, 128 tokens, float32. The counts are made "
-        "from the configuration. The speed is measured: forward and backward of two blocks on two cores, in the runs of "
-        "[`benchmarks/speed.py`](../notes/performance.md).\n"
+        "\nAt the paper's size: 18 layers of width 768, 12 heads, 50,000 words, 128 tokens, float32. Everything but "
+        "the speed follows from the configuration. The speed was measured: forward and backward of two blocks on two "
+        "cores, in the runs of [`benchmarks/speed.py`](../notes/performance.md).\n"
     )
 
 
@@ -223,7 +222,8 @@ def _draw_signal(name: str, folder: Path) -> None:
 def _signal_section(name: str) -> str:
     pictures = "\n".join(themed(title, f"{name}-{key}", "svg") for key, (title, _, _) in SIGNALS.items())
     return (
-        f"## Signal at initialisation\n\nOne forward and one backward pass of {DEPTH} layers of width 128 on random tokens, "
+        "## Signal at initialisation\n\n"
+        f"One forward and one backward pass of {DEPTH} layers of width 128 on random tokens, "
         f'before any training.\n\n<div class="plots" markdown>\n\n{pictures}\n</div>\n\n```sh\n'
         f"skipless inspect {' '.join(dict.fromkeys([name, 'pre-ln', COLLAPSING]))} -L {DEPTH} -d 128 -H 4 "
         "--set vocab_size=256 --set max_seq_len=64 --plot signal.png\n```\n"

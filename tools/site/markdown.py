@@ -7,7 +7,7 @@ from collections.abc import Sequence
 def plain(text: str) -> str:
     """A text whose stars and angle brackets are meant as they stand, but for what is code."""
     parts = re.split(r"(`[^`]*`)", text)
-    return "".join(part if part.startswith("`") else re.sub(r"([*<\\])", r"\\\1", part) for part in parts)
+    return "".join(part if part.startswith("`") else re.sub(r"([*<])", r"\\\1", part) for part in parts)
 
 
 def cell(text: str) -> str:

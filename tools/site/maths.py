@@ -13,6 +13,7 @@ class MathsProcessor(InlineProcessor):
     """One formula, in a line or, between double dollars, on a line of its own."""
 
     def handleMatch(self, m: re.Match[str], data: str) -> tuple[Element | str, int, int]:  # noqa: N802
+        """MathML in the formula's place."""
         block, inline = m.group(1), m.group(2)
         formula = convert(block or inline, display="block" if block else "inline")
         return self.md.htmlStash.store(formula), m.start(0), m.end(0)

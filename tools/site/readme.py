@@ -98,11 +98,10 @@ def caption(found: Evidence) -> str:
     more = ends["sas-p"] / ends["pre-ln"] - 1
     seeds = "one seed" if len(rows) == 1 else f"the mean of {len(rows)} seeds"
     return (
-        f"*Decoders of {model.n_layer} layers and width {model.d_model}, {train.steps:,} steps, each block at its own best "
-        f"learning rate, {seeds}. At the end `pre-ln` has a loss of {ends['pre-ln']:.3f} and `sas-p` one of "
+        f"*Decoders of {model.n_layer} layers and width {model.d_model}, {train.steps:,} steps, each block at its own "
+        f"best learning rate, {seeds}. At the end `pre-ln` has a loss of {ends['pre-ln']:.3f} and `sas-p` one of "
         f"{ends['sas-p']:.3f}: {abs(more):.1%} {'more' if more > 0 else 'less'}, with "
-        f"{-_share('sas-p', model):.0%} fewer parameters. This is a small model; what happens at the paper's size was not "
-        "tried here.*\n"
+        f"{-_share('sas-p', model):.0%} fewer parameters. These are small models; the paper's size was not tried.*\n"
     )
 
 

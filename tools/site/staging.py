@@ -4,7 +4,7 @@ import posixpath
 import shutil
 from pathlib import Path
 
-from tools.site import DOCS, ROOT, STAGED, api, commands, configuration, equations, gallery, results
+from tools.site import DOCS, ROOT, api, commands, configuration, equations, gallery, results
 from tools.site.links import is_outside, rewrite
 
 LEFT_OUT = ("results",)
@@ -18,18 +18,17 @@ class Lost(Exception):
     """A link that leads out of the site, to a file that is not shown on it."""
 
 
-def stage() -> Path:
-    """Write every page anew, and return their folder."""
-    shutil.rmtree(STAGED, ignore_errors=True)
+def stage(folder: Path) -> None:
+    """Write every page anew into a folder."""
+    shutil.rmtree(folder, ignore_errors=True)
     for path in sorted(DOCS.rglob("*")):
         relative = path.relative_to(DOCS)
         if path.is_file() and relative.parts[0] not in LEFT_OUT:
-            _copy(path, relative)
+            _copy(path, relative, folder)
     for name, text in written_pages().items():
-        _write(name, text)
-    gallery.write(STAGED / "blocks")
-    results.write(STAGED / "results")
-    return STAGED
+        _write(folder / name, text)
+    gallery.write(folder / "blocks")
+    results.write(folder / "results")
 
 
 def written_pages() -> dict[str, str]:
@@ -43,21 +42,19 @@ def written_pages() -> dict[str, str]:
     }
 
 
-def _write(name: str, text: str) -> None:
-    path = STAGED / name
+def _write(path: Path, text: str) -> None:
     path.parent.mkdir(parents=True, exist_ok=True)
     path.write_text(text, encoding="utf-8")
 
 
-def _copy(path: Path, relative: Path) -> None:
+def _copy(path: Path, relative: Path, folder: Path) -> None:
     if path.suffix != ".md":
-        (STAGED / relative).parent.mkdir(parents=True, exist_ok=True)
-        shutil.copyfile(path, STAGED / relative)
+        (folder / relative).parent.mkdir(parents=True, exist_ok=True)
+        shutil.copyfile(path, folder / relative)
         return
-    text = path.read_text(encoding="utf-8")
-    if relative.as_posix() == "equations.md":
-        text = equations.render(text)
-    _write(relative.as_posix(), rewrite(text, lambda target: site_link(relative.as_posix(), target)))
+    text, name = path.read_text(encoding="utf-8"), relative.as_posix()
+    text = equations.render(text) if name == "equations.md" else text
+    _write(folder / relative, rewrite(text, lambda target: site_link(name, target)))
 
 
 def site_link(page: str, target: str) -> str:
