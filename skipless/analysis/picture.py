@@ -63,12 +63,13 @@ def block_picture(
     *,
     dark: bool = False,
     paper: bool = False,
+    named: bool = True,
     captions: Mapping[str, str] | None = None,
 ) -> str:
     """Blocks side by side, each under its name and its caption; with `paper` on a ground of its own."""
     colours = DARK if dark else LIGHT
     columns = [
-        _column(name, block, colours, WIDTH * position, (captions or {}).get(name, ""))
+        _column(name if named else "", block, colours, WIDTH * position, (captions or {}).get(name, ""))
         for position, (name, block) in enumerate(blocks.items())
     ]
     width, height = WIDTH * len(columns), max(column.y for column in columns) + 10
@@ -202,11 +203,12 @@ def _raised(text: str) -> str:
 
 def _column(name: str, block: BlockConfig, colours: Palette, left: float, caption: str) -> Column:
     column = Column(left + WIDTH / 2, colours)
-    column.text(name, column.x, 24, size=18, bold=True, as_it_is=True)
-    column.y = 28
+    if name:
+        column.text(name, column.x, 24, size=18, bold=True, as_it_is=True)
+        column.y = 28
     if caption:
-        column.text(caption, column.x, 44, size=14, soft=True, as_it_is=True)
-        column.y = 50
+        column.text(caption, column.x, column.y + 16, size=14, soft=True, as_it_is=True)
+        column.y += 22
     column.text("x", column.x, column.y + 20)
     column.y += 28
     (_sequential if block.layout == "sequential" else _parallel)(column, block)

@@ -13,7 +13,7 @@ from tests.helpers.plugins import no_plugins
 from tools.site import ARCHIVE, DOCS, ROOT, api, commands, configuration, equations, findings, gallery, results, speeds
 from tools.site.equation import equation
 from tools.site.links import broken, rewrite
-from tools.site.markdown import plain
+from tools.site.markdown import plain, raised
 from tools.site.maths import MathsExtension
 from tools.site.staging import Lost, site_link, written_pages
 
@@ -152,6 +152,17 @@ def test_the_gallery_tells_of_every_block():
     assert list(gallery.ABOUT) == list(BLOCKS)
     config = (ROOT / "zensical.toml").read_text(encoding="utf-8")
     assert re.findall(r'"blocks/([\w-]+)\.md"', config) == ["index", *BLOCKS]
+
+
+def test_the_navigation_lists_every_experiment_and_module():
+    config = (ROOT / "zensical.toml").read_text(encoding="utf-8")
+    assert re.findall(r'"results/([\w-]+)\.md"', config) == ["index", *EXPERIMENTS]
+    assert re.findall(r'"api/([\w.]+)\.md"', config) == ["index", *(title for title, _ in api.MODULES.values())]
+
+
+def test_letters_are_raised_and_lowered_but_not_in_code():
+    text = "W^V, β_FF and `W^V`, $W^V$, max_W^V\n\n```\nβ_FF\n```\n"
+    assert raised(text) == "W<sup>V</sup>, β<sub>FF</sub> and `W^V`, $W^V$, max_W^V\n\n```\nβ_FF\n```\n"
 
 
 def test_costs_are_counted():

@@ -37,7 +37,7 @@ def _command(name: str, command: Any) -> str:
     head = [f"\n## {name}\n", f"```text\n{usage}\n```\n", _text(command.help or "")]
     rows = [f"| `{_argument(one)}` | {_line(one.help)} |" for one in given if getattr(one, "help", None)]
     rows += [_row(one) for one in options]
-    return "\n".join([*head, "| | |", "| --- | --- |", *rows]) + "\n"
+    return "\n".join([*head, "| option | |", "| --- | --- |", *rows]) + "\n"
 
 
 def _argument(one: Any) -> str:

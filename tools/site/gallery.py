@@ -56,7 +56,7 @@ def write(folder: Path) -> None:
     for name, block in BLOCKS.items():
         for dark in (False, True):
             path = folder / f"{name}-{'dark' if dark else 'light'}.svg"
-            path.write_text(block_picture({name: block}, dark=dark), encoding="utf-8")
+            path.write_text(block_picture({name: block}, dark=dark, named=False), encoding="utf-8")
         _draw_signal(name, folder)
         (folder / f"{name}.md").write_text(block_page(name), encoding="utf-8")
     (folder / "index.md").write_text(overview(), encoding="utf-8")

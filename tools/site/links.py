@@ -6,24 +6,16 @@ from html.parser import HTMLParser
 from pathlib import Path
 from urllib.parse import unquote, urlsplit
 
-FENCE = re.compile(r"^( *)(```|~~~).*?^\1\2[ \t]*$", re.M | re.S)
-CODE = re.compile(r"`[^`\n]+`")
+from tools.site.markdown import outside_code
+
 LINK = re.compile(r"(!?\[(?:[^\[\]]|\[[^\]]*\])*\]\()([^()\s]+)(\))")
 
 
 def rewrite(text: str, change: Callable[[str], str]) -> str:
     """A page with the target of every link changed; what is code stays as it is."""
-    kept: list[str] = []
-
-    def hide(found: re.Match[str]) -> str:
-        kept.append(found.group(0))
-        return f"\0{len(kept) - 1}\0"
-
-    text = CODE.sub(hide, FENCE.sub(hide, text))
-    text = LINK.sub(lambda found: found.group(1) + change(found.group(2)) + found.group(3), text)
-    while "\0" in text:
-        text = re.sub("\0(\\d+)\0", lambda found: kept[int(found.group(1))], text)
-    return text
+    return outside_code(
+        text, lambda prose: LINK.sub(lambda found: found.group(1) + change(found.group(2)) + found.group(3), prose)
+    )
 
 
 def is_outside(target: str) -> bool:

@@ -1,7 +1,31 @@
 """Small pieces of Markdown."""
 
 import re
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
+
+CODE = re.compile(r"^( *)(```|~~~).*?^\1\2[ \t]*$|`[^`\n]+`|\$\$[^$]+\$\$|\$[^$\n]+\$", re.M | re.S)
+"""Blocks and pieces of code, and formulas."""
+
+
+def outside_code(text: str, change: Callable[[str], str]) -> str:
+    """A page with everything changed that is no code and no formula."""
+    kept: list[str] = []
+
+    def hide(found: re.Match[str]) -> str:
+        kept.append(found.group(0))
+        return f"\0{len(kept) - 1}\0"
+
+    return re.sub("\0(\\d+)\0", lambda found: kept[int(found.group(1))], change(CODE.sub(hide, text)))
+
+
+def raised(text: str) -> str:
+    """`W^V` and `β_FF` as a page shows them, where they are no code."""
+
+    def change(prose: str) -> str:
+        prose = re.sub(r"\bW\^([VPQKO])", r"W<sup>\1</sup>", prose)
+        return re.sub(r"([αβγ])_([A-Za-z]+)", r"\1<sub>\2</sub>", prose)
+
+    return outside_code(text, change)
 
 
 def plain(text: str) -> str:

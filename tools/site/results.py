@@ -18,9 +18,15 @@ trained on two cores. Every figure here follows from the [archive of runs](../ex
 training. [How a claim is judged](../experiments.md#how-a-claim-is-judged) says what the verdicts mean.
 """
 
+WIDE = "---\nhide: [toc]\n---\n\n"
+"""For the table of claims."""
+
 HOLDING = """
 What cannot be said from this: how the blocks compare at the paper's size. No model of that size was trained here.
 """
+
+
+WHOSE = {"claims": "claims of the paper", "checks": "checks of our own, some of them in the paper's experiments"}
 
 
 def write(folder: Path) -> None:
@@ -38,13 +44,13 @@ def write(folder: Path) -> None:
 def overview(found: dict[str, Finding]) -> str:
     """What came out of every experiment, or that it has not been judged."""
     parts = [HEAD]
-    for own, title, name in ((False, "Claims of the paper", "claims"), (True, "Checks of our own", "checks")):
+    for own, title, name in ((False, "The paper's experiments", "claims"), (True, "Our own", "checks")):
         group = [finding for finding in found.values() if finding.own == own]
-        verdicts = [verdict for finding in group for verdict in finding.verdicts]
+        verdicts = [one for finding in found.values() for one in finding.verdicts if is_own(finding, one) == own]
         done = [verdict for verdict in verdicts if is_judged(verdict)]
         words = in_words(count(done)) if done else "none"
         left = len(verdicts) - len(done)
-        parts.append(f"## {title}\n\nOf {len(verdicts)} {name}, judged so far: {words}; {NOT_YET}: {left}.\n")
+        parts.append(f"## {title}\n\nOf {len(verdicts)} {WHOSE[name]}, judged so far: {words}; {NOT_YET}: {left}.\n")
         rows = [[f"[`{one.id}`]({one.id}.md)", cell(one.title), cell(_outcome(one))] for one in group]
         parts.append(table(["experiment", "", "what came out"], rows))
     parts.append("[All runs in one page](report.html), to look into: curves, tables, differences of configurations.\n")
@@ -59,7 +65,7 @@ def _outcome(finding: Finding) -> str:
 def experiment_page(finding: Finding, folder: Path) -> str:
     """One experiment: the answer, the claims with their intervals, the plots, and how to run it again."""
     done = [verdict for verdict in finding.verdicts if is_judged(verdict)]
-    parts = [f"# {finding.id}: {finding.title}\n"]
+    parts = [f"{WIDE}# {finding.id}: {finding.title}\n"]
     parts.append(f"**The paper:** {finding.paper}\n" if not finding.own else f"{finding.paper}\n")
     seeds = ", ".join(map(str, finding.seeds))
     facts = f"laptop scale, seed{'s' * (len(finding.seeds) != 1)} {seeds}, {len(finding.runs)} runs"

@@ -6,6 +6,7 @@ from pathlib import Path
 
 from tools.site import DOCS, ROOT, api, commands, configuration, equations, gallery, results
 from tools.site.links import is_outside, rewrite
+from tools.site.markdown import raised
 
 LEFT_OUT = ("results",)
 """Folders of docs/ that are not copied: results are made from the archive of runs."""
@@ -29,6 +30,8 @@ def stage(folder: Path) -> None:
         _write(folder / name, text)
     gallery.write(folder / "blocks")
     results.write(folder / "results")
+    for path in folder.rglob("*.md"):
+        path.write_text(raised(path.read_text(encoding="utf-8")), encoding="utf-8")
 
 
 def written_pages() -> dict[str, str]:
