@@ -173,7 +173,8 @@ def test_commands_of_a_page_run(page, folder, capfd):
         run_python(page, text, on_a_model=True)
 
 
-PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted((ROOT / "docs").glob("**/*.md"))]
+DOCUMENTS = [*(ROOT / "docs").glob("*.md"), *(ROOT / "docs" / "notes").glob("*.md")]
+PAGES = [ROOT / "README.md", ROOT / "CONTRIBUTING.md", *sorted(DOCUMENTS)]
 COMMAND = re.compile(
     r"^[ \t]*((?:torchrun .*|\$ )?(?:-m )?skipless (?:\\\n|[^`\n])*)|`([^`\n]*\bskipless [^`]*)`", re.M
 )

@@ -8,7 +8,7 @@ from skipless.analysis.drawing import gain_name, maps_name, mixing_name, mlp_nam
 from skipless.config.block import BlockConfig, GainConfig
 from skipless.nn.layers import is_identity
 
-WIDTH = 330
+WIDTH = 312
 """Of a block's column."""
 
 STEP = 22
