@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo test test-slow faults lint format clean
+.PHONY: setup demo docs playground readme test test-slow faults lint format clean
 
 setup: $(READY)
 
@@ -16,10 +16,19 @@ $(READY): pyproject.toml constraints.txt
 
 # trains both blocks on the source of Python's standard library; killed and started again, it goes on where it was
 demo: $(READY)
-	$(BIN)/skipless inspect pre-ln sas-p -L 6 -d 128 -H 4 --set vocab_size=4096
-	$(BIN)/skipless train --recipe demo --block pre-ln --name demo-pre-ln --resume
-	$(BIN)/skipless train --recipe demo --block sas-p --name demo-sas-p --resume
-	$(BIN)/skipless report demo-pre-ln demo-sas-p --samples --plot runs/demo.png --page runs/demo.html
+	$(BIN)/skipless demo
+
+# the site, into site/; a broken link is an error. To look at it: python3 -m http.server --directory site
+docs: $(READY)
+	$(BIN)/python -m tools.site build
+
+# the site, and in it the page of docs/playground with the demo's models and ONNX Runtime Web, from npm's registry
+playground: demo docs
+	$(BIN)/python -m tools.playground site/playground
+
+# the figures and tables of the README, from the archive of runs and the files of the benchmarks
+readme: $(READY)
+	$(BIN)/python -m tools.site readme
 
 # two workers on two cores: one thread each, or they get in each other's way
 test test-slow: export OMP_NUM_THREADS = 1
@@ -43,4 +52,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

@@ -1,7 +1,7 @@
 """A web server that writes with an exported model, token by token as they come.
 
 pip install 'skipless[hf]' fastapi uvicorn
-python examples/serve.py exported 8000
+python examples/serve.py exported 8000          # a page to write in, at http://localhost:8000
 curl -N localhost:8000/generate -H 'content-type: application/json' -d '{"prompt": "def ", "max_new_tokens": 40}'
 """
 
@@ -14,7 +14,7 @@ from typing import Annotated, Any
 import uvicorn
 from fastapi import FastAPI, HTTPException
 from fastapi.exceptions import RequestValidationError
-from fastapi.responses import JSONResponse, StreamingResponse
+from fastapi.responses import HTMLResponse, JSONResponse, StreamingResponse
 from pydantic import AfterValidator, BaseModel, Field
 from transformers import AutoModelForCausalLM, AutoTokenizer, StoppingCriteriaList, TextIteratorStreamer
 
@@ -25,6 +25,13 @@ AT_ONCE = 4
 
 LARGEST_BODY = 2**20
 """Bytes of a request."""
+
+
+PAGE = Path(__file__).with_suffix(".html")
+"""What a browser is shown."""
+
+POLICY = "default-src 'none'; img-src data:; connect-src 'self'; script-src 'unsafe-inline'; style-src 'unsafe-inline'"
+"""What that page may load: nothing but answers."""
 
 
 def whole_characters(text: str) -> str:
@@ -74,6 +81,10 @@ def make_app(exported: str | Path) -> FastAPI:
     def refuse(_: Any, error: RequestValidationError) -> JSONResponse:
         # without what was sent: it may be what JSON has no word for
         return JSONResponse({"detail": [{"loc": one["loc"], "msg": one["msg"]} for one in error.errors()]}, 422)
+
+    @app.get("/")
+    def page() -> HTMLResponse:
+        return HTMLResponse(PAGE.read_text(encoding="utf-8"), headers={"Content-Security-Policy": POLICY})
 
     @app.post("/generate")
     def generate(request: Request) -> StreamingResponse:

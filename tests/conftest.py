@@ -2,6 +2,7 @@ import hypothesis
 import pytest
 import torch
 
+from tests.helpers.browser import find_chromium
 from tests.helpers.processes import Commands, ForkServer
 from tests.helpers.tiny_runs import write_text
 from tests.helpers.torchrun import TorchrunWorkers
@@ -61,3 +62,15 @@ def run_tasks(tmp_path_factory):
     yield run
     for workers in started.values():
         workers.close()
+
+
+@pytest.fixture(scope="module")
+def browser():
+    """Chromium without a window."""
+    path = find_chromium()
+    from playwright.sync_api import sync_playwright
+
+    with sync_playwright() as playwright:
+        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=180_000)
+        yield browser
+        browser.close()

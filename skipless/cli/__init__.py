@@ -5,6 +5,7 @@ Nothing heavy is imported before a command runs, so that `skipless --help` is qu
 
 # in the order of the commands in --help
 from skipless.cli import (  # noqa: I001
+    demo,
     train,
     finetune,
     evaluate,
@@ -27,6 +28,7 @@ __all__ = [
     "bench",
     "compare",
     "data",
+    "demo",
     "evaluate",
     "export",
     "finetune",

@@ -31,11 +31,26 @@ Exit status of every command:
 - 141: whoever read the output has stopped reading; what was being trained is saved
 """
 
+START = """\
+skipless {version}: transformer blocks with the unneeded parts taken out.
+
+Start with one of these:
+
+  skipless demo                       trains the standard block and the simplest one side by side, in minutes
+  skipless inspect pre-ln sas-p       draws both, counts what they cost, measures their signal
+  skipless train --name mine          trains the simplest one, on the source of Python's standard library
+  skipless generate mine              writes with what was trained, as you type
+  skipless compare pre-ln sas-p       trains blocks beside a reference, with a verdict on each
+  skipless reproduce --list           the paper's experiments, and what they cost
+
+skipless --help lists all commands; skipless COMMAND --help has examples of each.
+"""
+"""What a command line without a command shows."""
+
 app = typer.Typer(
     name="skipless",
     help="Transformer blocks with the unneeded parts taken out: build them, train them, run them faster.",
     epilog=EXIT_STATUS,
-    no_args_is_help=True,
     add_completion=False,
     rich_markup_mode="markdown",
     pretty_exceptions_enable=False,
@@ -210,9 +225,14 @@ def _fail(message: str, *, loud: bool = True, status: int = BAD_INPUT) -> int:
 
 
 @app.callback(invoke_without_command=True)
-def _root(version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False) -> None:
-    if version:
-        from importlib.metadata import version as version_of
+def _root(
+    context: typer.Context,
+    version: Annotated[bool, typer.Option("--version", help="Show the version and exit.")] = False,
+) -> None:
+    from importlib.metadata import version as version_of
 
+    if version:
         print(f"skipless {version_of('skipless')}")
         raise typer.Exit(0)
+    if context.invoked_subcommand is None:
+        print(START.format(version=version_of("skipless")))

@@ -3,13 +3,15 @@
 import json
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
+from contextlib import suppress
+from itertools import count as count_from
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated
 
 import typer
 
-from skipless.cli.app import app
+from skipless.cli.app import INTERRUPTED, app
 from skipless.cli.options import (
     CACHE_MODE,
     CheckpointOption,
@@ -33,7 +35,7 @@ if TYPE_CHECKING:
 def generate(
     run: ModelArgument,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Text to go on from; else standard input.")
+        str | None, typer.Option("--prompt", "-p", help="Text to go on from; else standard input, or as you type.")
     ] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     max_new_tokens: MaxNewTokensOption = 100,
@@ -53,7 +55,12 @@ def generate(
     """Write text with a trained causal model, token by token as it comes; also with an export, by ONNX Runtime where
     that is one to ONNX.
 
+    In a terminal and without a prompt it asks for one, goes on from it, and asks again: Ctrl-C ends an answer, Ctrl-D
+    the command. Every answer has a seed of its own, counted from `--seed`.
+
     Examples:
+
+    - `skipless generate baseline`
 
     - `skipless generate runs/baseline --prompt 'def ' --max-new-tokens 50`
 
@@ -65,15 +72,23 @@ def generate(
     from skipless.nn.sampling import Sampling, stream_text
 
     how = Sampling(temperature, top_k, top_p, repetition_penalty)
-    text = _read_text(prompt_file) if prompt is None else os.fsencode(prompt).decode("utf-8")
+    asks = prompt is None and prompt_file is None and not as_json and _is_terminal()
+    text = "" if asks else _read_text(prompt_file) if prompt is None else os.fsencode(prompt).decode("utf-8")
     model = _open(run, runs, checkpoint, device)
-    texts, count, start = [], 0, time.perf_counter()
-    for number in range(num_samples):
-        pieces = stream_text(model, text, max_new_tokens, replace(how, seed=seed + number), mode=cache)
+    seeds = count_from(seed)
+
+    def write(text: str, number: int) -> list[str]:
+        pieces = stream_text(model, text, max_new_tokens, replace(how, seed=next(seeds)), mode=cache)
         written = list(_shown(text, pieces, quiet=as_json))
-        count += len(written) - 1
-        texts.append("".join(written))
         _show("\n" if number == num_samples - 1 else "\n---\n", quiet=as_json)
+        return written
+
+    if asks:
+        _converse(lambda text: [write(text, number) for number in range(num_samples)])
+        return
+    start = time.perf_counter()
+    written = [write(text, number) for number in range(num_samples)]
+    texts, count = ["".join(pieces) for pieces in written], sum(len(pieces) - 1 for pieces in written)
     speed = count / (time.perf_counter() - start)
     if as_json:
         print(json.dumps({"run": run, "prompt": text, "texts": texts, "tokens_per_second": round(speed, 1)}))
@@ -105,12 +120,41 @@ def _read_text(path: Path | None) -> str:
 
     if path is not None:
         return read_text(path)
-    if sys.stdin is None or sys.stdin.closed or sys.stdin.isatty():
+    if sys.stdin is None or sys.stdin.closed or _is_terminal():
         raise UserError("there is no prompt: give --prompt, --prompt-file, or a text on standard input")
     try:
         return sys.stdin.buffer.read().decode("utf-8")
     except UnicodeDecodeError:
         raise UserError("standard input is not text in UTF-8") from None
+
+
+def _is_terminal() -> bool:
+    return sys.stdin is not None and not sys.stdin.closed and sys.stdin.isatty()
+
+
+def _converse(answer: Callable[[str], object]) -> None:
+    """Ask for a prompt and answer it, again and again, until there is no more input."""
+    with suppress(ImportError):
+        import readline  # noqa: F401  (the keys that edit a line, and earlier ones)
+
+    print("Give the model a beginning. Ctrl-C ends an answer, Ctrl-D all of it.", file=sys.stderr)
+    while True:
+        try:
+            text = input("> ")
+            text.encode()
+        except EOFError:
+            print(file=sys.stderr)
+            return
+        except KeyboardInterrupt:
+            print(file=sys.stderr)
+            raise typer.Exit(INTERRUPTED) from None
+        except UnicodeError:
+            print("skipless: that is not text in UTF-8", file=sys.stderr)
+            continue
+        try:
+            answer(text)
+        except KeyboardInterrupt:
+            print()
 
 
 def _shown(prompt: str, pieces: Iterator[str], *, quiet: bool) -> Iterator[str]:

@@ -39,6 +39,7 @@ if TYPE_CHECKING:
     from skipless.config.run import RunConfig
     from skipless.runs import Run
     from skipless.training.branch import Branch
+    from skipless.training.observer import Observer
 
 
 @app.command(cls=renamed({"--resume auto": "--resume"}))
@@ -176,25 +177,38 @@ def _train(
 ) -> None:
     """Train in the folder of a run, or where there is none try one step; the first process shows what came of it."""
     from skipless.distributed.group import first_process
-    from skipless.terminal.console import Console
     from skipless.terminal.runs import show_rehearsal
-    from skipless.terminal.train_view import TrainView
     from skipless.training.allocator import keep_freed_memory
     from skipless.training.dry_run import dry_run
-    from skipless.training.observer import Observer
+
+    if folder is None:
+        keep_freed_memory()
+        outcome = dry_run(cfg, observer=make_view(as_json=as_json), cache_dir=cache_dir)
+        if first_process():
+            print(json.dumps(outcome)) if as_json else show_rehearsal(outcome)
+        return
+    run = train_in(cfg, folder, how, cache_dir, as_json=as_json)
+    if first_process():
+        _show(run, as_json=as_json)
+
+
+def train_in(cfg: "RunConfig", folder: Path, how: dict[str, Any], cache_dir: Path | None, *, as_json: bool) -> "Run":
+    """Train in the folder of a run; the first process shows how far it is, beside the JSON where that is printed."""
+    from skipless.training.allocator import keep_freed_memory
     from skipless.training.train import train as run_training
 
     keep_freed_memory()
-    speaks = first_process()
-    view = TrainView(Console(stderr=as_json)) if speaks else Observer()
-    if folder is None:
-        outcome = dry_run(cfg, observer=view, cache_dir=cache_dir)
-        if speaks:
-            print(json.dumps(outcome)) if as_json else show_rehearsal(outcome)
-        return
-    run = run_training(cfg, folder, observer=view, cache_dir=cache_dir, **how)
-    if speaks:
-        _show(run, as_json=as_json)
+    return run_training(cfg, folder, observer=make_view(as_json=as_json), cache_dir=cache_dir, **how)
+
+
+def make_view(*, as_json: bool) -> "Observer":
+    """What this process shows of a training: the first one everything, the others nothing."""
+    from skipless.distributed.group import first_process
+    from skipless.terminal.console import Console
+    from skipless.terminal.train_view import TrainView
+    from skipless.training.observer import Observer
+
+    return TrainView(Console(stderr=as_json)) if first_process() else Observer()
 
 
 def _show(run: "Run", *, as_json: bool) -> None:

@@ -123,6 +123,8 @@ def test_saved_again_by_either(exported, tmp_path):
 
 
 def test_card(exported, run_folder):
+    from skipless.interop.model_card import without_folders
+
     card = (exported / "README.md").read_text()
     metrics = [json.loads(line) for line in (run_folder / "metrics.jsonl").read_text().splitlines()]
     loss = [record["valid_loss"] for record in metrics if "valid_loss" in record][-1]
@@ -132,12 +134,76 @@ def test_card(exported, run_folder):
         "MHA[ (αI + βA − γC) X ]",
         f"| parameters | {parameters:,} |",
         f"{loss:.4f}",
-        f"`{config['config']['data']['source']}`",
+        f"`{without_folders(config['config']['data']['source'])}`",
         "AutoModelForCausalLM.from_pretrained",
         "trust_remote_code=True",
         "pipeline_tag: text-generation",
     ):
         assert part in card, part
+
+
+def test_card_shows_the_block_and_its_limits(exported, run_folder):
+    card, picture = (exported / "README.md").read_text(), (exported / "block.svg").read_text()
+    assert "![The block as a drawing](block.svg)" in card
+    assert "(αI + βA − γC) X" in picture
+    limits = card.split("## Limits")[1].split("## Evidence")[0]
+    tokens = [json.loads(line)["tokens"] for line in (run_folder / "metrics.jsonl").read_text().splitlines()][-1]
+    assert f"Trained on {tokens:,} tokens" in limits
+    assert "not a plain softmax" in limits
+    assert "overflow" not in limits
+    assert "`docs/results/report.md`" in card.split("## Evidence")[1]
+
+
+def test_card_links_to_the_results_where_they_are_published(exported, monkeypatch):
+    from email.message import Message
+
+    from skipless.interop import model_card
+
+    about = Message()
+    about["Project-URL"] = "Results, https://example.org/results"
+    monkeypatch.setattr(model_card, "metadata", lambda name: about)
+    assert "[its results](https://example.org/results)" in model_card.model_card(skipless.load(exported), "hf")
+
+
+@pytest.mark.parametrize(
+    ("source", "shown"),
+    [
+        ("python-stdlib", "python-stdlib"),
+        ("corpus:code", "corpus:code"),
+        ("hf:org/name:en@train#text", "hf:org/name:en@train#text"),
+        ("files:/home/me/secret/src/**/*.py", "files:**/*.py"),
+        ("files:/home/me/a.py=0.7", "files:a.py=0.7"),
+        ("jsonl:/home/me/books.jsonl.zst#text", "jsonl:books.jsonl.zst#text"),
+        ("jsonl:~/x/b.jsonl#text=0.3", "jsonl:b.jsonl#text=0.3"),
+        ("bpe", "bpe"),
+        ("org/name", "org/name"),
+        ("/home/me/tokenizer.json", "tokenizer.json"),
+        ("../vocab.txt", "vocab.txt"),
+    ],
+)
+def test_card_has_no_folder_of_the_machine(source, shown):
+    from skipless.interop.model_card import without_folders
+
+    assert without_folders(source) == shown
+
+
+def test_card_of_a_run_on_files_names_no_folder(exported, run_folder):
+    card = (exported / "README.md").read_text()
+    source = json.loads((run_folder / "config.json").read_text())["config"]["data"]["source"]
+    assert source.startswith("files:/")
+    assert not re.search(r"`[a-z]+:/", card)
+    assert str(run_folder.parent) not in card
+
+
+def test_card_of_low_bits_and_without_norms_says_so():
+    from skipless.interop.model_card import model_card
+
+    card = model_card(small(block="sas-p-nonorm"), "onnx", onnx=OnnxOptions(bits=4))
+    assert "not of these 4-bit ones" in card
+    assert "activations can overflow" in card
+    plain = model_card(small(block="pre-ln"), "safetensors")
+    assert "softmax, so" not in plain
+    assert "Trained on" not in plain
 
 
 def test_card_of_an_earlier_checkpoint_has_its_metrics(run_folder, tmp_path):

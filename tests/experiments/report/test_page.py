@@ -3,9 +3,7 @@
 import itertools
 import json
 import math
-import os
 import re
-import shutil
 import statistics
 from dataclasses import replace
 
@@ -25,31 +23,11 @@ from skipless.experiments.report.verdicts import Row, answer, draw_interval, tal
 from skipless.recipes.laptop import laptop
 from skipless.terminal.experiments import show_findings
 from skipless.training.train import train
+from tests.helpers.browser import settle
 from tests.helpers.made_up_runs import ALL_KINDS, MATCH, finding, judged, line, make_run, missing, plot
 from tests.helpers.tiny_runs import tiny, write_text
 
-CHROMIUMS = ("chromium", "chromium-browser", "google-chrome")
 HOSTILE = "<script>window.hacked = 1</script><img src=x onerror='window.hacked = 1'>\"&{{ 7 * 7 }}</script>"
-
-
-def find_chromium() -> str:
-    path = next(filter(None, map(shutil.which, CHROMIUMS)), None)
-    if path is None and os.environ.get("SKIPLESS_REQUIRE_BROWSER"):
-        pytest.fail(f"SKIPLESS_REQUIRE_BROWSER is set, and none of {', '.join(CHROMIUMS)} is installed")
-    if path is None:
-        pytest.skip(f"none of {', '.join(CHROMIUMS)} is installed")
-    return path
-
-
-@pytest.fixture(scope="module")
-def browser():
-    path = find_chromium()
-    from playwright.sync_api import sync_playwright
-
-    with sync_playwright() as playwright:
-        browser = playwright.chromium.launch(executable_path=path, args=["--no-sandbox"], timeout=180_000)
-        yield browser
-        browser.close()
 
 
 @pytest.fixture
@@ -74,11 +52,6 @@ def visit(browser):
     for context in contexts:
         context.close()
     assert said == []
-
-
-def settle(page):
-    """Wait for the frame in which a change of size is drawn."""
-    page.evaluate("new Promise(done => requestAnimationFrame(() => requestAnimationFrame(() => setTimeout(done, 50))))")
 
 
 def frame(page):

@@ -87,3 +87,29 @@ def test_serving_has_places_for_so_many(server):
         response = ask(server, prompt="def ", max_new_tokens=2)
         assert response.status == 200
         response.read()
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("width", [400, 1200])
+def test_the_page_writes(server, browser, scheme, width):
+    """In a browser: the answer grows as it is written, nothing is said on the console, nothing is asked of others."""
+    context = browser.new_context(viewport={"width": width, "height": 900}, color_scheme=scheme)
+    page, said, here = context.new_page(), [], f"http://127.0.0.1:{server.port}/"
+    page.on("console", lambda message: said.append(message.text))
+    page.on("pageerror", lambda error: said.append(str(error)))
+    page.on("request", lambda request: request.url.startswith((here, "data:")) or said.append(request.url))
+    response = page.goto(here)
+    assert "default-src 'none'" in response.headers["content-security-policy"]
+    page.get_by_label("Prompt").fill("def alpha(beta, gamma):\n")
+    page.get_by_label("Temperature").fill("0")
+    page.get_by_label("Tokens to write").fill("40")
+    page.get_by_role("button", name="Write").click()
+    page.get_by_text("Done.").wait_for()
+    expected = "".join(pieces(ask(server, prompt="def alpha(beta, gamma):\n", max_new_tokens=40)))
+    assert page.locator("#answer").text_content() == "def alpha(beta, gamma):\n" + expected
+    assert page.evaluate("document.documentElement.scrollWidth") <= width
+    page.get_by_label("Prompt").fill("word " * 400)
+    page.get_by_role("button", name="Write").click()
+    page.get_by_text("the prompt is longer than 127 tokens").wait_for()
+    assert [text for text in said if "422" not in text] == []  # the browser reports what was refused
+    context.close()

@@ -1,0 +1,88 @@
+"""The README: every figure in it comes from a file, and says what that file says."""
+
+import csv
+import io
+import json
+import re
+
+import pytest
+
+from skipless import BLOCKS
+from skipless.experiments.report.draw import to_csv
+from tools.site import readme, speeds
+
+TEXT = readme.README.read_text(encoding="utf-8")
+
+
+def part(name):
+    return TEXT.split(f"<!-- {name}: written by `make readme` -->\n")[1].split(f"<!-- end of {name} -->")[0]
+
+
+def test_what_code_writes_is_up_to_date():
+    assert readme.filled(TEXT) == TEXT, "run `make readme`"
+
+
+def test_another_figure_is_noticed():
+    number = re.search(r"held-out loss of (\d\.\d+)", part("losses")).group(1)
+    changed = TEXT.replace(number, "1.234", 1)
+    assert readme.filled(changed) == TEXT
+
+
+@pytest.mark.parametrize("name", ["losses", "blocks", "speed", "demo"])
+def test_a_part_without_its_marks_is_an_error(name):
+    with pytest.raises(ValueError, match=f"no place for {name}"):
+        readme.filled(TEXT.replace(f"<!-- end of {name} -->", ""))
+
+
+def test_the_figure_is_of_the_named_runs():
+    names = json.loads(readme.FACTS.read_text())["runs"]
+    assert {run.name for run in readme.evidence().runs()} == set(names)
+    plot = readme.losses(readme.evidence())
+    assert [series.name for series in plot.series] == list(readme.SHOWN)
+    kept = (readme.FIGURES / "losses.csv").read_text()
+    assert kept == to_csv(plot), "run `make readme`"
+    last = {row["series"]: float(row["y"]) for row in csv.DictReader(io.StringIO(kept))}
+    assert f"{last['pre-ln']:.3f}" in part("losses")
+    assert f"{last['sas-p']:.3f}" in part("losses")
+
+
+def test_the_pictures_are_those_of_the_blocks():
+    for dark, look in ((False, "light"), (True, "dark")):
+        assert (readme.FIGURES / f"blocks-{look}.svg").read_text() == readme.picture(dark=dark), "run `make readme`"
+
+
+def test_the_tables_name_what_there_is():
+    assert re.findall(r"^\| `([\w-]+)`", part("blocks"), flags=re.M) == list(BLOCKS)
+    figures = speeds.speed("T=128: sas-p", "pre-ln")
+    assert len(figures.values) >= 5
+    assert figures.text in part("speed")
+    assert figures.text in part("blocks")
+
+
+def test_runs_that_are_gone_are_an_error(monkeypatch, tmp_path):
+    facts = tmp_path / "readme.json"
+    facts.write_text(json.dumps({"runs": ["pre-ln-s0-gone"]}))
+    monkeypatch.setattr(readme, "FACTS", facts)
+    with pytest.raises(ValueError, match="pre-ln-s0-gone"):
+        readme.evidence()
+
+
+def test_it_is_two_screens():
+    words = re.sub(r"<[^>]+>|\|", " ", TEXT).split()
+    assert len(words) < 1000
+
+
+@pytest.mark.slow
+def test_the_demo_ends_as_the_readme_says(tmp_path):
+    """Trains the two blocks of the demo, which takes minutes."""
+    from skipless.experiments.report.summary import summarise
+    from skipless.recipes import recipe
+    from skipless.runs import Run
+    from skipless.training.train import train
+
+    for row in json.loads(readme.DEMO.read_text())["runs"]:
+        run = tmp_path / row["name"]
+        train(recipe("demo", row["name"].removeprefix("demo-")), run)
+        found = summarise(Run(run))
+        assert found.parameters == row["parameters"]
+        assert found.valid_loss == pytest.approx(row["valid_loss"], rel=0.02)
