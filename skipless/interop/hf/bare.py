@@ -61,7 +61,7 @@ def refuse_unknown(given: dict[str, Any], positions: Tensor | None, *known: str)
     unknown = [key for key in asked if key not in fine]
     if unknown:
         raise UserError(f"skipless models do not take {', '.join(unknown)}")
-    return {key: value for key, value in given.items() if key in known}
+    return {key: value for key, value in given.items() if key in known and value is not None}
 
 
 class SkiplessPreTrainedModel(PreTrainedModel):
@@ -233,10 +233,8 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT)
         self._check_attention()
         inputs = self._inputs(input_ids, inputs_embeds)
-        wants_matrices = asked.get("output_attentions")
-        wants_matrices = self.config.output_attentions if wants_matrices is None else wants_matrices
-        wants_states = asked.get("output_hidden_states")
-        wants_states = self.config.output_hidden_states if wants_states is None else wants_states
+        wants_matrices = asked.get("output_attentions", self.config.output_attentions)
+        wants_states = kwargs.get("output_hidden_states", self.config.output_hidden_states)  # as in `capture_outputs`
         mask = read_mask(attention_mask, inputs)
         alone = mask is None and past_key_values is None
         packed = packed_documents(position_ids, inputs.shape[0]) if alone else None

@@ -53,8 +53,7 @@ FOR_LOSS = ("num_items_in_batch", "shift_labels")
 
 def _for_loss(asked: dict[str, Any]) -> dict[str, Any]:
     """Take out what is meant for the loss, if it was given: a loss of somebody's own may know nothing of it."""
-    taken = {key: asked.pop(key, None) for key in FOR_LOSS}
-    return {key: value for key, value in taken.items() if value is not None}
+    return {key: asked.pop(key) for key in FOR_LOSS if key in asked}
 
 
 class WithHead(SkiplessPreTrainedModel):

@@ -170,6 +170,19 @@ def test_a_tuple_is_the_output_in_its_order(kind, asked):
     torch.testing.assert_close(values, [output[name] for name in names])
 
 
+@pytest.mark.parametrize("kind", [SkiplessModel, *HEADS])
+def test_no_word_about_states_leaves_them_to_the_configuration(kind):
+    """None is no word to a head; to the bare model it is a no, as it is to Llama's."""
+    model = make("sas", kind)
+    ids = torch.randint(V, (2, 9))
+    assert model(ids).hidden_states is None
+    model.config.output_hidden_states = True
+    assert len(model(ids).hidden_states) == 3
+    assert model(ids, output_hidden_states=False).hidden_states is None
+    unsaid = model(ids, output_hidden_states=None).hidden_states
+    assert unsaid is None if kind is SkiplessModel else len(unsaid) == 3
+
+
 # ------------------------------------------------------------------------------------ weights
 
 
