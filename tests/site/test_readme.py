@@ -59,6 +59,13 @@ def test_the_tables_name_what_there_is():
     assert figures.text in part("blocks")
 
 
+def test_runs_that_it_does_not_name_change_nothing(monkeypatch, tmp_path):
+    facts, kept = tmp_path / "readme.json", sorted(run.name for run in readme.evidence().runs())[:-1]
+    facts.write_text(json.dumps({"runs": kept}))
+    monkeypatch.setattr(readme, "FACTS", facts)
+    assert sorted(run.name for run in readme.evidence().runs()) == kept
+
+
 def test_runs_that_are_gone_are_an_error(monkeypatch, tmp_path):
     facts = tmp_path / "readme.json"
     facts.write_text(json.dumps({"runs": ["pre-ln-s0-gone"]}))
