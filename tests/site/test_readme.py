@@ -11,6 +11,7 @@ from skipless import BLOCKS
 from skipless.experiments.report.draw import to_csv
 from tools.site import readme, speeds
 
+KINDS = {32: "f32", 8: "q8_0", 4: "q4_0"}
 TEXT = readme.README.read_text(encoding="utf-8")
 
 
@@ -72,6 +73,15 @@ def test_runs_that_are_gone_are_an_error(monkeypatch, tmp_path):
     monkeypatch.setattr(readme, "FACTS", facts)
     with pytest.raises(ValueError, match="pre-ln-s0-gone"):
         readme.evidence()
+
+
+def test_what_is_said_of_llama_cpp_is_what_was_measured():
+    """In the limits, and in docs/decoding.md: ahead in float32, about equal at 8 bits, behind at 4."""
+    found = json.loads((speeds.FILES / "decode-one-core.json").read_text())["one_core"]["milliseconds"]["token"]
+    behind = {bits: found[f"sas-p ONNX {bits}"] / found[f"llama.cpp {kind}"] for bits, kind in KINDS.items()}
+    assert behind[32] < 0.95
+    assert 0.95 < behind[8] < 1.05
+    assert behind[4] > 1.2
 
 
 def test_it_is_two_screens():
