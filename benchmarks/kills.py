@@ -1,7 +1,7 @@
 """SIGKILL at random instants, over every command that writes: nothing may be lost, and the end is the same to the bit.
 
-    python benchmarks/kills.py --kills 300 --seed 0      # half an hour on two cores that have nothing else to do
-    python benchmarks/kills.py --kills 20 --only train   # train, finetune, sweep, export, data, reproduce, torchrun
+    python benchmarks/kills.py --kills 300 --seed 0      # an hour on two cores that have nothing else to do
+    python benchmarks/kills.py --kills 20 --only train   # one of the commands below, in `SHARES`
 
 Each command is started, killed and started again until it has finished, then begun anew in another folder, until all
 kills are spent. About half of the kills wait until something is being staged, and so fall inside a save. After every
@@ -45,8 +45,20 @@ from tests.helpers.tiny_runs import (  # noqa: E402
 )
 from tests.helpers.torchrun import Launched  # noqa: E402
 
-SHARES = {"train": 30, "finetune": 15, "sweep": 15, "export": 14, "data": 14, "reproduce": 6, "torchrun": 6}
-"""Of a hundred kills. Those of the last two take the longest, for their processes cannot be forked from a warm one."""
+SHARES = {
+    "train": 25,
+    "finetune": 14,
+    "sweep": 12,
+    "export": 15,
+    "data": 10,
+    "report": 2,
+    "predict": 2,
+    "new-part": 2,
+    "compare": 6,
+    "reproduce": 6,
+    "torchrun": 6,
+}
+"""Of a hundred kills. The last three take the longest, for their processes cannot be forked from a warm one."""
 
 PATIENCE = 900.0
 """Seconds after which a process that should have ended counts as hung."""
@@ -367,6 +379,117 @@ class Data(Command):
         return [path for path in folder.iterdir() if path.is_dir() and not path.name.startswith(STAGING_PREFIX)]
 
 
+class Files(Command):
+    """A command of which a process that nobody kills makes the files once: each is as those are, or as before."""
+
+    name = ""
+
+    def prepare(self, shared: Path, server: ForkServer) -> None:
+        """Make what all rounds need."""
+        self.expected = shared / f"expected-{self.name}"
+        undisturbed = Place(shared, self.expected, server)
+        self.expected.mkdir()
+        self.begin(undisturbed)
+        self.old = files_of(self.expected)
+        finish(server.start(self.arguments(undisturbed)))
+
+    def after_kill(self, place: Place, before: dict[str, int]) -> dict[str, int]:
+        """Every file is the old one or the new one."""
+        new = files_of(self.expected)
+        for name, content in files_of(place.folder).items():
+            if not Path(name).name.startswith(STAGING_PREFIX):
+                require(content in (new.get(name), self.old.get(name)), f"{name} is neither the old one nor the new")
+        return {}
+
+    def compare(self, place: Place, reference: Path) -> None:
+        """Raise where the end is not that of the reference."""
+        require(files_of(place.folder) == files_of(self.expected), f"{self.name} has made other files")
+
+
+class NewPart(Files):
+    """`skipless new-part`."""
+
+    name = "new-part"
+
+    def arguments(self, place: Place) -> list[str]:
+        """Of the command line."""
+        return ["new-part", "mine", "--output", str(place.folder)]
+
+
+class Report(Files):
+    """`skipless report` of two runs: a page, a plot, and the files of every plot."""
+
+    name = "report"
+
+    def prepare(self, shared: Path, server: ForkServer) -> None:
+        """Make what all rounds need."""
+        for block in ("pre-ln", "sas-p"):
+            cfg = tiny(f"files:{shared}/modules/*.py", {"train.steps": 6, "model.block": block})
+            file = write_config(shared / f"{block}.yaml", cfg)
+            words = ["train", "--config", str(file), "--name", block, "--runs", str(shared / "runs"), "--track", "none"]
+            finish(server.start([*words, "--cache-dir", str(shared / "cache")]))
+        super().prepare(shared, server)
+
+    def arguments(self, place: Place) -> list[str]:
+        """Of the command line."""
+        runs = [str(place.shared / "runs" / block) for block in ("pre-ln", "sas-p")]
+        files = ["--page", str(place.folder / "page.html"), "--files", "--plot", str(place.folder / "losses.png")]
+        return ["report", *runs, *files]
+
+
+class Predict(Files):
+    """`skipless predict` into a file that is there already."""
+
+    name = "predict"
+
+    def prepare(self, shared: Path, server: ForkServer) -> None:
+        """Make what all rounds need."""
+        tuning = FinetuneOwn()
+        tuning.prepare(shared, server)
+        place = Place(shared, shared / "classifiers", server)
+        tuning.begin(place)
+        finish(server.start(tuning.arguments(place)))
+        self.asked = [str(place.folder / "mood"), "--input", str(tuning.parts[0]), "--text", "body"]
+        super().prepare(shared, server)
+
+    def begin(self, place: Place) -> None:
+        """Fill the folder of a round before its first start."""
+        (place.folder / "answers.jsonl").write_text("an old answer\n")
+
+    def arguments(self, place: Place) -> list[str]:
+        """Of the command line."""
+        return ["predict", *self.asked, "--output", str(place.folder / "answers.jsonl"), "--batch-size", "1"]
+
+
+class Compare(Command):
+    """`skipless compare`: now the command itself is killed, now one of its workers."""
+
+    def arguments(self, place: Place) -> list[str]:
+        """Of the command line."""
+        folders = ["--runs", str(place.folder / "runs"), "--output", str(place.folder / "comparison")]
+        words = ["compare", "pre-ln", "sas-p", "--rounds", "0", *folders, *small(place, steps=30, save_every=2)]
+        return [*words, "--archive", str(place.folder / "archive"), "--json"]
+
+    def after_kill(self, place: Place, before: dict[str, int]) -> dict[str, int]:
+        """What is there of the page is whole."""
+        for path in (place.folder / "comparison").glob("*.html"):
+            require(path.read_text().rstrip().endswith("</html>"), "the page was torn")
+        return super().after_kill(place, before)
+
+    def compare(self, place: Place, reference: Path) -> None:
+        """Raise where the end is not that of the reference; what is said of time differs."""
+        same_runs(place.folder / "runs", reference / "runs")
+        found, expected = (self._said(folder / "comparison") for folder in (place.folder, reference))
+        require(found == expected, f"another verdict: {found}, and not {expected}")
+        names = [sorted(files_of(folder / "comparison")) for folder in (place.folder, reference)]
+        require(names[0] == names[1], "the page has other files")
+
+    def _said(self, folder: Path) -> object:
+        content = json.loads((folder / "comparison.json").read_text())
+        verdicts = [one for one in content["finding"]["verdicts"] if one["claim"].endswith("per step")]
+        return verdicts, content["rates"], content["failed"], content["left"]
+
+
 class Reproduce(Command):
     """`skipless reproduce`: now the command itself is killed, now one of its workers."""
 
@@ -549,8 +672,12 @@ COMMANDS: dict[str, Killing] = {
     "train": over(*(Train(form) for form in range(len(Train.FORMS)))),
     "finetune": over(Finetune(), FinetuneOwn()),
     "sweep": over(Sweep()),
-    "export": over(Export("safetensors"), Export("hf")),
+    "export": over(Export("safetensors"), Export("hf"), Export("onnx")),
     "data": over(Data("bpe"), Data("wordpiece")),
+    "report": over(Report()),
+    "predict": over(Predict()),
+    "new-part": over(NewPart()),
+    "compare": over(Compare()),
     "reproduce": over(Reproduce()),
     "torchrun": kill_ranks,
 }

@@ -17,6 +17,7 @@ from transformers import BertConfig, LlamaConfig, PreTrainedConfig, set_seed
 from transformers.models.auto import modeling_auto
 from transformers.models.bert import modeling_bert
 from transformers.models.llama import modeling_llama
+from transformers_suite import PACKED  # pyrefly: ignore
 
 from skipless import BLOCKS, hf
 
@@ -55,9 +56,9 @@ def case(make: Callable[[], PreTrainedConfig], classes: tuple[type, ...], sizes:
         # The tests draw weights and inputs at random, most of them without a seed. At its start a shaped attention is
         # the identity, so that random weights can make two prompts go on alike from a token that both have picked.
         set_seed(0)
-        if "padding_free_with_position_ids" in self._testMethodName:
-            # The tests of packed documents ask for this flag, which says that a server can bring attention of its own.
-            # These models read packed documents and cannot be served so: the flag is not theirs, the tests apply.
+        if PACKED in self._testMethodName:
+            # A model cannot say that it reads packed documents, so these tests take another flag for it, as they say
+            # themselves: that a server can bring attention of its own. These models do the one and not the other.
             for kind in classes:
                 flag = mock.patch.object(kind, "_supports_attention_backend", True)
                 flag.start()

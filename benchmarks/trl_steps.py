@@ -1,8 +1,10 @@
-"""Five steps of each of TRL's trainers on an exported model: SFT (plain, packed, DFT, with LoRA), DPO, GRPO.
+"""Five steps of each of TRL's trainers on an exported model: SFT (plain, chunked, packed, DFT, with LoRA), DPO, GRPO.
 
 python benchmarks/trl_steps.py [--block NAME] [--untied]
 
-Needs `pip install trl peft`. Prints the losses; the exit status is 0 only if all of them are finite and SFT learns.
+Needs `pip install trl peft`. Prints the losses; the exit status is 0 only if all of them are finite, SFT learns, and
+the ways to compute its loss agree that should. (In TRL 1.16 the default loss is the chunked one, by both its names; the
+model's own is what `Trainer` takes.)
 """
 
 import argparse
@@ -16,7 +18,7 @@ from typing import Any
 import torch
 from datasets import Dataset
 from peft import LoraConfig
-from transformers import AutoModelForCausalLM, AutoTokenizer
+from transformers import AutoModelForCausalLM, AutoTokenizer, Trainer
 from trl import (  # pyrefly: ignore
     DPOConfig,
     DPOTrainer,
@@ -34,8 +36,11 @@ from skipless.interop.export import export_model
 TEXTS = ["def f(x): return x", "the quick brown fox", "def g(y): return y and x"] * 20
 PAIRS = {"prompt": ["def ", "the "] * 20, "chosen": ["f(x)", "quick"] * 20, "rejected": ["fox", "g(y)"] * 20}
 
-LEARN = ("SFT", "SFT checkpointing", "SFT packing")
+LEARN = ("SFT", "SFT packing")
 """Whose loss is the cross-entropy of text that is seen again and again."""
+
+ALIKE = ("SFT chunked", "SFT checkpointing", "SFT own loss")
+"""Whose losses are those of the first."""
 
 
 def main() -> int:
@@ -44,13 +49,16 @@ def main() -> int:
     parser.add_argument("--block", default="sas-p", help="the model's block (default sas-p)")
     parser.add_argument("--untied", action="store_true", help="with a head of its own")
     options = parser.parse_args()
-    fine = True
+    fine, found = True, {}
     with tempfile.TemporaryDirectory() as place:
         exported = export(Path(place) / "exported", options.block, not options.untied)
         for name, trainer in trainers(exported, place).items():
-            losses = losses_of(trainer())
+            found[name] = losses = losses_of(trainer())
             falls = losses[-1] < losses[0] or name not in LEARN
             fine &= len(losses) == 5 and all(map(math.isfinite, losses)) and falls
+            if name in ALIKE:
+                pairs = zip(losses, found["SFT"], strict=True)
+                fine &= all(math.isclose(one, other, rel_tol=1e-3) for one, other in pairs)
             print(f"{name:<20} {' '.join(f'{loss:8.4f}' for loss in losses)}")
     return 0 if fine else 1
 
@@ -81,6 +89,11 @@ def trainers(exported: Path, place: str) -> dict[str, Callable[[], Any]]:
         keys = {"max_length": 64, **keys}
         return lambda: made(SFTTrainer, SFTConfig, {"text": TEXTS}, keys, peft_config=peft)
 
+    def own_loss() -> Any:
+        trainer = sft()()
+        trainer.compute_loss = lambda *given, **more: Trainer.compute_loss(trainer, *given, **more)
+        return trainer
+
     def dpo(peft: Any = None) -> Callable[[], Any]:
         return lambda: made(DPOTrainer, DPOConfig, PAIRS, {"max_length": 64}, peft_config=peft)
 
@@ -91,6 +104,8 @@ def trainers(exported: Path, place: str) -> dict[str, Callable[[], Any]]:
 
     return {
         "SFT": sft(),
+        "SFT chunked": sft(loss_type="chunked_nll"),
+        "SFT own loss": own_loss,
         "SFT checkpointing": sft(gradient_checkpointing=True),
         "SFT dft": sft(loss_type="dft"),
         "SFT packing": sft(packing=True),

@@ -11,6 +11,7 @@ from safetensors.torch import load_file, save_file
 
 import skipless
 from skipless import cli
+from skipless.errors import UserError
 from skipless.interop.export import export_run
 from skipless.runs import Run
 from skipless.storage.checkpoints import Checkpoints
@@ -157,3 +158,37 @@ def test_what_is_whole_opens(run, export):
     one, other = skipless.load(run), skipless.load(export)
     for name, tensor in one.state_dict().items():
         assert torch.equal(tensor, other.state_dict()[name]), name
+
+
+@pytest.mark.parametrize(
+    "change",
+    [
+        {"command": 5},
+        {"command": [5]},
+        {"versions": []},
+        {"machine": "x"},
+        {"data": "x"},
+        {"data": {"fingerprint": []}},
+        {"data": {"train_tokens": None}},
+        {"plugins": [5]},
+    ],
+    ids=str,
+)
+@pytest.mark.parametrize("command", ["report --page page.html", "export out --to safetensors"])
+def test_what_a_run_says_beside_its_configuration(tmp_path, run, capsys, monkeypatch, command, change):
+    monkeypatch.chdir(tmp_path)
+    info = json.loads((run / "config.json").read_text())
+    (run / "config.json").write_text(json.dumps({**info, **change}))
+    name, *more = command.split()
+    assert cli.run([name, str(run), *more]) == 2
+    said = capsys.readouterr().err
+    assert f"config.json': {next(iter(change))}" in said
+    assert said.count("\n") == 1
+
+
+@pytest.mark.parametrize("onnx", [{}, {"cache": "kz"}, {"cache": ["kv"]}, {"cache": None}], ids=str)
+def test_a_graph_that_does_not_say_what_it_remembers(tmp_path, trained, onnx):
+    folder = export_run(trained, "onnx", tmp_path / "graph")
+    change_config(folder, onnx=onnx)
+    with pytest.raises(UserError, match="does not say what the graph remembers"):
+        skipless.load(folder)

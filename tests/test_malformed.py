@@ -1,50 +1,76 @@
 """A slice of the generator of malformed input, and the inputs that it and others have found."""
 
-import importlib.util
+import gzip
 import json
 import os
+import shutil
+import signal
 import sys
+from contextlib import suppress
 from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
+from pydantic import ValidationError
 
-from skipless.cli import run
+from benchmarks import malformed
+from benchmarks.malformed_cases import LINES, make_kit
+from skipless.cli import app, run
+from skipless.config.explain import explain
+from skipless.config.model import ModelConfig
 from skipless.config.overrides import load_yaml
 from skipless.config.reading import Unreadable, read_bytes, read_json
 from skipless.data.glue import TASKS, read_tsv
+from skipless.data.labelled import encode
+from skipless.data.own_task import read_own_task
 from skipless.data.tokenizer import Tokenizer
+from skipless.data.tokenizer import train as train_tokenizer
 from skipless.errors import UserError
+from skipless.experiments.messages import Result
+from skipless.experiments.outcome import Finding
+from skipless.experiments.report.results import read_notes, with_note
+from skipless.experiments.run_index import completion
+from skipless.experiments.scale import Scale
 from skipless.experiments.sweep import Sweep
 from skipless.experiments.sweep_axes import parse_axis
 from skipless.experiments.timings import Timings
-from skipless.runs import Run
+from skipless.recipes import load_rates
+from skipless.runs import Run, classifier_config, load
 from skipless.storage.checkpoints import Checkpoints
+from skipless.storage.files import write_bytes
+from skipless.storage.journal import Journal
+from skipless.storage.lock import FolderLock, is_locked
 from skipless.storage.manifest import Damaged, FileEntry, Manifest
 from skipless.tasks.glue_results import read_results
+from skipless.tasks.low_bits import read_figures
 
-SCRIPT = Path(__file__).parents[1] / "benchmarks" / "malformed.py"
+WORDS = train_tokenizer("bpe", lambda: iter(["text and label"] * 9), vocab_size=260)
+SIDE_BY_SIDE = Finding("x", "x", "", "", (), "", (), (), ())
 
 
 @pytest.fixture(scope="module")
-def malformed():
-    spec = importlib.util.spec_from_file_location("malformed", SCRIPT)
-    module = importlib.util.module_from_spec(spec)
-    sys.modules["malformed"] = module  # dataclasses look themselves up
-    spec.loader.exec_module(module)
-    yield module
-    del sys.modules["malformed"]
+def scratch(tmp_path_factory):
+    """A folder with the kit that cases are made of."""
+    folder = tmp_path_factory.mktemp("malformed")
+    make_kit(folder / "kit")
+    return folder
 
 
-def test_a_slice_of_the_generator(malformed, tmp_path):
-    ended, failures = malformed.run_cases(4, 60, 0, tmp_path)
+def test_a_slice_of_the_generator(scratch):
+    ended, failures = malformed.run_cases(4, 4 * len(LINES), 0, scratch)
     assert failures == []
-    assert all(sum(counts.values()) == 5 for counts in ended.values())
-    assert sum(counts["2"] for counts in ended.values()) > 10
+    assert all(sum(counts.values()) == 4 for counts in ended.values())
+    assert sum(counts["2"] for counts in ended.values()) > 20
 
 
-def test_the_generator_finds_what_is_wrong(malformed):
+def test_every_command_has_its_lines():
+    tried = {line.words[0] for line in LINES.values()}
+    assert tried == {command.name or command.callback.__name__ for command in app.registered_commands} | {"data"}
+    assert {line.words[1] for line in LINES.values() if line.words[0] == "data"} == {"build", "show"}
+
+
+def test_the_generator_finds_what_is_wrong():
     said = "Traceback (most recent call last)\n  …\nKeyError: 'x'"
     assert "KeyError" in malformed.problem(1, said)
     assert "exit status 1" in malformed.problem(1, "skipless: no")
@@ -53,8 +79,7 @@ def test_the_generator_finds_what_is_wrong(malformed):
     assert malformed.problem(2, "skipless: no such run") is None
 
 
-def test_the_same_seed_makes_the_same_cases(malformed, tmp_path):
-    malformed.make_kit(tmp_path / "kit")
+def test_the_same_seed_makes_the_same_cases(scratch, tmp_path):
     cases = []
     for place in ("a", "b"):
         (tmp_path / place).mkdir()
@@ -62,7 +87,7 @@ def test_the_same_seed_makes_the_same_cases(malformed, tmp_path):
         for number in range(4):
             folder = tmp_path / place / str(number)
             folder.mkdir()
-            cases[-1].append(str(malformed.make_case("report", number, 7, tmp_path / "kit", folder)))
+            cases[-1].append(str(malformed.make_case("report", number, 7, scratch / "kit", folder)))
     assert cases[0] == cases[1]
 
 
@@ -78,7 +103,58 @@ def _manifest(path):
 
 
 def _timings(path):
-    return Timings.read(path.parent)
+    found = Timings.read(path.parent)
+    return [found.ratios(size, "sas", "pre-ln") for size in found.seconds]
+
+
+def _times(path):
+    """Beside the page of a comparison."""
+    return Timings.of_content(read_json(path), path)
+
+
+def _classifier(path):
+    return classifier_config(path.parent)
+
+
+def _archived(path):
+    """The compressed metrics of a published run, whatever was compressed."""
+    content = path.read_bytes()
+    whole = list(Run(path.parent).metrics())
+    path.write_bytes(gzip.compress(content))
+    return whole, list(Run(path.parent).metrics())
+
+
+def _notes(path):
+    return [with_note(SIDE_BY_SIDE, note) for note in read_notes(path.parent).values()]
+
+
+def _rates(path):
+    try:
+        return Scale("laptop", load_rates(path)).decoder("sas-p")
+    except ValidationError as error:  # as the command line says it
+        raise UserError(explain(error)) from None
+
+
+def _rows(path):
+    """Labelled rows, and their tokens."""
+    data = read_own_task("own", str(path), str(path), None, texts=["text"], label="label")
+    return encode(WORDS, data.train.texts, 8)
+
+
+def _export(path):
+    """Of a graph; there is nothing beside its configuration."""
+    return load(path.parent) if path.exists() else None
+
+
+def _graph(path):
+    """A graph beside a configuration that is as it should be."""
+    about = {"model_type": "skipless", "architectures": ["SkiplessForCausalLM"], "onnx": {"cache": "kv"}}
+    (path.parent / "config.json").write_text(json.dumps({**ModelConfig().model_dump(mode="json"), **about}))
+    return load(path.parent)
+
+
+def _result(path):
+    return Result.find(path)
 
 
 def _config(path):
@@ -117,18 +193,32 @@ READERS = {
     "timings.json": _timings,
     "journal.log": _journal,
     "any.json": read_json,
+    "token-time.json": _times,
+    "classifier.json": _classifier,
+    "metrics.jsonl.gz": _archived,
+    "bits.json": read_figures,
+    "notes.yaml": _notes,
+    "rates.json": _rates,
+    "rows.tsv": _rows,
+    "rows.csv": _rows,
+    "rows.jsonl": _rows,
+    "export/config.json": _export,
+    "graph/model.onnx": _graph,
+    "result.json": _result,
 }
 """File → what reads it."""
+
+KEYS = [
+    *("config", "model", "train", "files", "sha256", "step", "seconds", "tasks", "seeds", "model_type", "classifier"),
+    *("labels", "loss", "kurtosis", "text", "label", "study", "sas-p", "onnx", "status"),
+]
 
 JSON = st.recursive(
     st.none() | st.booleans() | st.integers() | st.floats() | st.text(max_size=8),
     lambda inner: (
         st.lists(inner, max_size=3)
         | st.dictionaries(
-            st.sampled_from(
-                ["config", "model", "train", "files", "sha256", "step", "seconds", "tasks", "seeds", "model_type"]
-            )
-            | st.text(max_size=4),
+            st.sampled_from(KEYS) | st.text(max_size=4),
             inner,
             max_size=4,
         )
@@ -136,7 +226,7 @@ JSON = st.recursive(
     max_leaves=12,
 ).map(lambda value: json.dumps(value).encode())
 
-LINES = st.lists(
+ROWS = st.lists(
     st.one_of(JSON, st.binary(max_size=30), st.text(max_size=30).map(lambda text: text.encode(errors="replace")))
 )
 
@@ -150,6 +240,21 @@ FOUND = [
     b'{"seconds": {"decoder": {"sas": ["x"]}}}',
     b'{"seconds": {"decoder": {"sas": [0]}}}',
     b'{"seconds": []}',
+    b'{"seconds": {"decoder": {"sas": [1.0], "pre-ln": [1.0, 2.0]}}}',
+    b'{"loss": {"32": 0}, "kurtosis": {}}',
+    b'{"classifier": {"labels": ["a"]}}',
+    b'{"classifier": {"model": {"d_model": 1000000000000}, "labels": ["a", "\\ud800"]}}',
+    b'{"model_type": "skipless", "architectures": ["SkiplessForCausalLM"], "onnx": {}}',
+    b'{"model_type": "skipless", "architectures": [{}], "id2label": {"0": 1}}',
+    b'{"study": {"sas-p": {"train.lr": "x"}}}',
+    b'{"study": {"sas-p": 5}}',
+    b'{"study": [1]}',
+    b'{"text": "a", "label": "--5"}\n{"text": "b", "label": "1"}\n',
+    b'{"text": "a", "label": "' + b"9" * 5000 + b'"}\n{"text": "b", "label": 1}\n',
+    b'{"text": "\\ud800", "label": "a"}\n{"text": "b", "label": "b"}\n',
+    b"text\tlabel\na\t--5\nb\t1\n",
+    b'text,label\n"a,b\n',
+    b"text,label\na,1e999\nb,nan\n",
     b'{"config": null}',
     b'{"config": {"model": {"n_head": 1000000000000000000000000000000}}}',
     b'{"a": "\\ud800"}',
@@ -167,6 +272,7 @@ FOUND = [
 
 def _said(folder: Path, name: str, content: bytes) -> str:
     """What a reader says of a content, in an error of its own."""
+    (folder / name).parent.mkdir(exist_ok=True)
     (folder / name).write_bytes(content)
     try:
         READERS[name](folder / name)
@@ -188,7 +294,7 @@ def test_any_input(tmp_path_factory, name):
     folder = tmp_path_factory.mktemp("any")
 
     @settings(max_examples=40, database=None)
-    @given(st.one_of(JSON, st.binary(max_size=60), LINES.map(b"\n".join)))
+    @given(st.one_of(JSON, st.binary(max_size=60), ROWS.map(b"\n".join)))
     def read(content):
         assert len(_said(folder, name, content).encode(errors="replace")) < 2000
 
@@ -269,3 +375,45 @@ def test_a_bug_is_still_seen(monkeypatch):
     monkeypatch.setattr(sys.modules["skipless.cli.app"], "app", fail)
     with pytest.raises(KeyError):
         run(["inspect"])
+
+
+# ------------------------------------------------------------------------------------------------ pipes
+
+
+@pytest.fixture
+def alarm():
+    """A test that waits for a pipe fails instead."""
+
+    def stop(*_):
+        raise AssertionError("it waits for a pipe that nobody writes to")
+
+    before = signal.signal(signal.SIGALRM, stop)
+    signal.alarm(30)
+    yield
+    signal.alarm(0)
+    signal.signal(signal.SIGALRM, before)
+
+
+@pytest.mark.parametrize("name", ["metrics.jsonl", "samples.jsonl", "config.json", "tokenizer.json", ".lock", ".saved"])
+def test_a_pipe_in_the_folder_of_a_run_is_not_waited_for(scratch, tmp_path, name, alarm):
+    """By those who ask how far it is, who read it, who write to it, or who look whether somebody else does."""
+    run = Run(Path(shutil.copytree(scratch / "kit" / "runs" / "causal", tmp_path / "run")))
+    (run.folder / name).unlink()
+    os.mkfifo(run.folder / name)
+    for ask in (
+        lambda: completion(run),
+        lambda: list(run.metrics()),
+        lambda: Journal(run.metrics_file).close(),
+        lambda: Journal(run.samples_file).close(),
+        lambda: is_locked(run.folder),
+        lambda: FolderLock(run.folder).acquire(),
+        lambda: load(run.folder),
+    ):
+        with suppress(UserError, OSError):
+            ask()
+
+
+def test_a_pipe_among_what_was_staged_is_not_waited_for(tmp_path, alarm):
+    os.mkfifo(tmp_path / ".tmp-a-00000000")
+    write_bytes(tmp_path / "a", b"x")
+    assert (tmp_path / "a").read_bytes() == b"x"

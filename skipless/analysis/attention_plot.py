@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 
 from skipless.analysis.attention_maps import LayerMaps, Maps
-from skipless.analysis.plotting import COLOURS, MARKS, pyplot
+from skipless.analysis.plotting import COLOURS, MARKS, pyplot, save_figure
 
 NEGATIVE, POSITIVE = COLOURS[0], COLOURS[1]
 """Blue and vermilion: the two ends of the scale, with white for nothing."""
@@ -41,9 +41,11 @@ def plot_maps(maps: Maps, outliers: Outliers, path: Path | IO[bytes]) -> None:
     left, right = bottom.subplots(1, 2)
     _draw_gains(left, layers)
     _draw_outliers(right, outliers)
-    kind = {} if isinstance(path, Path) else {"format": "png"}
-    figure.savefig(path, dpi=110, **kind)
-    plt.close(figure)
+    if isinstance(path, Path):
+        save_figure(figure, path, dpi=110)
+    else:
+        figure.savefig(path, format="png", dpi=110)
+        plt.close(figure)
 
 
 def _draw_matrices(figure: Any, maps: Maps, heads: int, panels: int) -> None:

@@ -1,11 +1,13 @@
 """What all plots share: matplotlib without a screen, and one colour for each block."""
 
+import io
 from collections.abc import Iterable, Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from skipless.config.block import BLOCKS
 from skipless.errors import MissingExtra, UserError
+from skipless.storage.files import write_bytes
 
 if TYPE_CHECKING:
     from skipless.analysis.inspection import Inspection
@@ -67,6 +69,14 @@ def pyplot() -> Any:
     return plt
 
 
+def save_figure(figure: Any, path: Path, dpi: int = 150, **how: Any) -> None:
+    """Write a figure as a file that appears in one piece, and close it; the ending of the path says which kind."""
+    out = io.BytesIO()
+    figure.savefig(out, format=path.suffix.lower().removeprefix("."), dpi=dpi, **how)
+    pyplot().close(figure)
+    write_bytes(path, out.getvalue())
+
+
 def plot_signal(found: Sequence["Inspection"], path: Path) -> None:
     """Size of the activations, similarity of the tokens and size of the gradients over the layers."""
     plt = pyplot()
@@ -92,5 +102,4 @@ def plot_signal(found: Sequence["Inspection"], path: Path) -> None:
     axes[1].set_ylim(None, 1.05)
     axes[1].axhline(1, color="grey", linestyle=":", label="rank collapse")
     axes[1].legend(fontsize="small")
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)

@@ -139,4 +139,4 @@ def _times(asked: "Comparison", output: Path, rounds: int) -> "Timings":
         make_folder(output)
         known = time_tokens(asked, rounds)
         write_json(path, known)
-    return Timings(known["seconds"], known)
+    return Timings.of_content(known, path)

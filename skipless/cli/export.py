@@ -21,7 +21,7 @@ def export(
     to: Annotated[str, typer.Option(help="hf, onnx or safetensors.")] = "hf",
     bits: Annotated[int | None, typer.Option(help="For onnx: bits of a weight, 4, 8 or 32.")] = None,
     cache: Annotated[str | None, CACHE_MODE] = None,
-    cache_bits: Annotated[int | None, typer.Option(help="For onnx with cache x: 8, or 32.")] = None,
+    cache_bits: Annotated[int | None, typer.Option(help="For onnx: bits of what the cache remembers, 8 or 32.")] = None,
     block_size: Annotated[
         int | None, typer.Option(help="For onnx at low bits: weights that share a scale, 16, 32, … 256.")
     ] = None,

@@ -1,6 +1,7 @@
 """`skipless finetune`: a pre-trained model on labelled text, GLUE's or one's own."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any
 
@@ -25,6 +26,7 @@ from skipless.errors import UserError
 
 if TYPE_CHECKING:
     from skipless.config.run import FinetuneConfig
+    from skipless.data.glue import GlueTask
     from skipless.runs import Run
 
 
@@ -77,10 +79,10 @@ def finetune(
     """Fine-tune a pre-trained model on labelled text of your own, or an encoder on GLUE with the paper's protocol.
 
     With `--train` and `--valid`, the classifier is kept in a folder of its own (`RUN-LABEL` without `--name`; one for
-    each seed, by default one), for `skipless predict`, `skipless export` and `skipless.load`. With `--glue-dir` there
-    are three seeds, results are in `RUN/glue.json` (the baselines' in
-    `RUN/glue-from-scratch.json` and so on), answers to the test sets in `RUN/glue/predictions/`. Interrupted or
-    killed, the same command goes on.
+    each seed, by default one), for `skipless predict`, `skipless export` and `skipless.load`. With `--glue-dir` it is
+    the scores that count: there are three seeds, results are in `RUN/glue.json` (the baselines' in
+    `RUN/glue-from-scratch.json` and so on), answers to the test sets in `RUN/glue/predictions/`; with `--name` and one
+    task the classifier is kept as well as any. Interrupted or killed, the same command goes on.
 
     Examples:
 
@@ -92,6 +94,8 @@ def finetune(
 
     - `skipless finetune encoder --glue-dir glue --tasks cola --set lr=3e-4`
 
+    - `skipless finetune encoder --glue-dir glue --tasks sst2 --name mood`
+
     - `skipless finetune encoder --glue-dir glue --rows sst2=1000 --from-scratch`
     """
     from skipless.config.overrides import parse_overrides
@@ -101,14 +105,22 @@ def finetune(
     given = {"rows": None if rows is None else parse_rows(rows), "head_only": head_only, "from_scratch": from_scratch}
     cfg = FinetuneConfig().override({**given, **parse_overrides(settings or [])})
     own = {"--train": train, "--valid": valid, "--test": test, "--text": text, "--text-pair": text_pair}
-    own |= {"--label": label, "--labels": labels, "--kind": kind, "--name": name}
+    own |= {"--label": label, "--labels": labels, "--kind": kind}
     how = {"checkpoint": checkpoint, "device": device, "fresh": fresh}
     if glue_dir is not None:
         if stray := [option for option, value in own.items() if value is not None]:
             raise UserError(f"{stray[0]} is for labelled rows of your own, and --glue-dir for GLUE: give one of them")
+        from skipless.data.glue import parse_tasks, read_one_task
         from skipless.runs import find_run
 
-        _glue(find_run(run, runs), glue_dir, tasks or "all", seeds or 3, cfg, how, as_json=as_json)
+        chosen = parse_tasks(tasks or "all")
+        if name is None:
+            _glue(find_run(run, runs), glue_dir, chosen, seeds or 3, cfg, how, as_json=as_json)
+            return
+        if len(chosen) != 1:
+            raise UserError("--name keeps the classifier of one task: name that task, as in --tasks sst2")
+        data = read_one_task(glue_dir, chosen[0])
+        _own(find_run(run, runs), data, _folders(runs, name, seeds), cfg, how, as_json=as_json)
         return
     if train is None or valid is None:
         raise UserError("give labelled rows as --train FILE --valid FILE, or GLUE as --glue-dir DIR")
@@ -120,8 +132,7 @@ def finetune(
     found = find_run(run, runs)
     column = label or "label"
     called = f"{found.name}-{column}" if name is None else name
-    if not called or Path(called).name != called or called.startswith("."):
-        raise UserError(f"--name is the name of a folder, got {called!r}; --runs says where it lies")
+    folders = _folders(runs, called, seeds)
     data = read_own_task(
         called,
         train,
@@ -132,8 +143,14 @@ def finetune(
         kind=kind,  # pyrefly: ignore
         labels=None if labels is None else labels.split(","),
     )
-    folders = [runs / (called if seed == 0 else f"{called}-seed-{seed}") for seed in range(seeds or 1)]
     _own(found, data, folders, cfg, how, as_json=as_json)
+
+
+def _folders(runs: Path, name: str, seeds: int | None) -> list[Path]:
+    """Where the classifier of each seed is kept."""
+    if not name or Path(name).name != name or name.startswith("."):
+        raise UserError(f"--name is the name of a folder, got {name!r}; --runs says where it lies")
+    return [runs / (name if seed == 0 else f"{name}-seed-{seed}") for seed in range(seeds or 1)]
 
 
 def _own(
@@ -157,14 +174,21 @@ def _own(
         print(json.dumps({"run": str(found.folder), "classifiers": results}))
     else:
         show_classifiers(results)
-        print(f"next: skipless predict {folders[0]} --input FILE --text {task.texts[0]}")
+        use = ["predict", str(folders[0]), "--input", "FILE", "--text", task.texts[0]]
+        print(f"next: skipless {shlex.join(use)}")
 
 
 def _glue(
-    found: "Run", glue_dir: str, tasks: str, seeds: int, cfg: "FinetuneConfig", how: dict[str, Any], *, as_json: bool
+    found: "Run",
+    glue_dir: str,
+    tasks: list["GlueTask"],
+    seeds: int,
+    cfg: "FinetuneConfig",
+    how: dict[str, Any],
+    *,
+    as_json: bool,
 ) -> None:
-    """Fine-tune on GLUE."""
-    from skipless.data.glue import parse_tasks
+    """Fine-tune on GLUE, for the scores."""
     from skipless.tasks.finetune import finetune as run_finetuning
     from skipless.tasks.glue_results import raise_failures, variant
     from skipless.terminal.console import Console
@@ -172,7 +196,7 @@ def _glue(
     from skipless.terminal.runs import show_glue
 
     view = FinetuneView(Console(stderr=as_json))
-    results = run_finetuning(found, glue_dir, parse_tasks(tasks), seeds=seeds, cfg=cfg, observer=view, **how)
+    results = run_finetuning(found, glue_dir, tasks, seeds=seeds, cfg=cfg, observer=view, **how)
     path = found.folder / f"{variant(cfg)}.json"
     if as_json:
         print(json.dumps({"run": str(found.folder), "results": str(path), **results}))

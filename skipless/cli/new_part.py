@@ -1,6 +1,7 @@
 """`skipless new-part`: a part of one's own to begin with."""
 
 import json
+import shlex
 from pathlib import Path
 from typing import Annotated
 
@@ -34,5 +35,6 @@ def new_part(
         print(json.dumps({"files": [str(path) for path in files]}))
         return
     part, test, training = files
-    print(f"part:  {part}\ntest:  pytest {test}\ntrain: python {training}")
-    print(f"next:  skipless inspect pre-ln pre-ln-{name} --plugin {part}")
+    again = shlex.join(["skipless", "inspect", "pre-ln", f"pre-ln-{name}", "--plugin", str(part)])
+    print(f"part:  {part}\ntest:  {shlex.join(['pytest', str(test)])}\ntrain: {shlex.join(['python', str(training)])}")
+    print(f"next:  {again}")

@@ -1,6 +1,8 @@
 """`skipless predict`: answers of a fine-tuned classifier, a JSON line each."""
 
+import io
 import json
+import os
 import sys
 from collections import deque
 from collections.abc import Iterator
@@ -95,17 +97,18 @@ def predict(
 
 @contextmanager
 def _written(path: Path | None) -> Iterator[TextIO]:
-    """Standard output, or a file that is there when it is whole."""
+    """Standard output, or a file that is there when it is whole; a link stays one, and a device is never replaced."""
     if path is None:
         yield sys.stdout
         return
-    part = path.with_name(f".{path.name}.part")
-    try:
-        with part.open("w", encoding="utf-8") as file:
-            yield file
-        part.replace(path)
-    finally:
-        part.unlink(missing_ok=True)
+    from skipless.storage.files import staged_file
+
+    if path.exists() and not path.is_file():
+        raise UserError(f"{str(path)!r} is not a file: give another --output, or none and redirect what is printed")
+    with staged_file(os.path.realpath(path)) as file:
+        text = io.TextIOWrapper(file, encoding="utf-8")
+        yield text
+        text.detach()  # and with it what is still to be written
 
 
 def _standard_input() -> Iterator[str]:

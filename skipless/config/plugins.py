@@ -3,6 +3,7 @@
 import hashlib
 import importlib
 import importlib.util
+import shlex
 import sys
 import traceback
 from collections.abc import Iterator
@@ -109,7 +110,7 @@ def missing_plugins(info: dict[str, Any]) -> str:
     if not missing:
         return ""
     names = " and ".join(f"{one.get('name')!r}" for one in missing)
-    give = " ".join(f"--plugin {one.get('file') or one.get('name')}" for one in missing)
+    give = " ".join(f"--plugin {shlex.quote(str(one.get('file') or one.get('name')))}" for one in missing)
     return f"; it was made with the plugin {names}: give {give}, or import it first"
 
 

@@ -131,6 +131,13 @@ def read_task(source: Path | str, task: GlueTask) -> TaskData:
     )
 
 
+def read_one_task(source: Path | str, task: GlueTask) -> TaskData:
+    """A task as rows of one's own are: one dev set to validate on, and the test set that goes with it."""
+    data = read_task(source, task)
+    test = data.test.get(next(iter(task.test)))
+    return TaskData(task, data.train, {"valid": next(iter(data.dev.values()))}, {} if test is None else {"test": test})
+
+
 def _near(path: Path) -> str:
     try:
         return did_you_mean(path.name, [entry.name for entry in path.parent.iterdir()])

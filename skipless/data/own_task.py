@@ -1,6 +1,7 @@
 """A task of one's own: rows with columns of text and of answers, and what kind of answers they are."""
 
 import math
+import re
 from collections import Counter
 from collections.abc import Sequence
 from typing import Literal
@@ -72,7 +73,7 @@ def _are_measurements(answers: Sequence[str]) -> bool:
 def _classes(found: Sequence[str], given: Sequence[str] | None, where: str) -> tuple[str, ...]:
     counts = Counter(found)
     if given is None:
-        whole = all(answer.lstrip("-").isdecimal() for answer in counts)
+        whole = all(re.fullmatch(r"-?\d{1,18}", answer) for answer in counts)
         names = sorted(counts, key=int) if whole else sorted(counts)
     else:
         names = [name.strip() for name in given]

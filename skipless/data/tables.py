@@ -121,8 +121,8 @@ def _json(lines: Iterator[str], where: str) -> Iterator[Row]:
 
 def as_text(value: Any) -> str:
     """A value of JSON as a file of text would have it."""
-    if isinstance(value, str):
-        return value
+    if isinstance(value, str):  # half a surrogate pair, which JSON can spell and UTF-8 cannot, becomes `?`
+        return value.encode(errors="replace").decode()
     return "" if value is None else json.dumps(value)
 
 

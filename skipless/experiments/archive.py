@@ -31,7 +31,7 @@ def archive(run: Run, folder: Path) -> bool:
     if not completion(run).finished:
         return False
     info = run.info()
-    kept = {key: info[key] for key in KEPT}
+    kept = {key: info[key] for key in KEPT if key in info}
     if "plugins" in info:  # without the path of the file
         kept["plugins"] = [{**one, "file": None} for one in info["plugins"]]
     files = {"config.json": to_json(kept).encode(), "metrics.jsonl.gz": _metrics(run)}

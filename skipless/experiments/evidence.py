@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 from functools import cached_property
 from typing import Any, Literal
 
-from skipless.config.reading import read_json
 from skipless.config.run import RunConfig
 from skipless.experiments.report.summary import is_finished
 from skipless.experiments.timings import NO_TIMINGS, Timings
 from skipless.runs import Run
 from skipless.tasks.glue_results import read_results
 from skipless.tasks.low_bits import FILE as LOW_BITS_FILE
+from skipless.tasks.low_bits import read_figures
 
 TAIL = 0.05
 """The share of the training over whose end a training loss is averaged."""
@@ -45,7 +45,7 @@ class History:
         paths = [run.folder / f"{name}.json" for name in ("glue", "glue-from-scratch")]
         glue, scratch = (read_results(path) if path.exists() else None for path in paths)
         low_bits = run.folder / LOW_BITS_FILE
-        bits = read_json(low_bits) if low_bits.exists() else None
+        bits = read_figures(low_bits) if low_bits.exists() else None
         return cls(run.config(), tuple(run.metrics()), run, glue, scratch, bits)
 
     def having(self, key: str) -> list[Mapping[str, Any]]:

@@ -6,6 +6,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from skipless.config.reading import check_regular
 from skipless.config.run import RunConfig
 from skipless.errors import UserError
 from skipless.experiments.report.summary import is_finished
@@ -110,6 +111,7 @@ def tidy(run: Run) -> None:
 def _last_records(path: Path) -> list[dict[str, Any]]:
     if not path.exists():
         return []
+    check_regular(path)
     with path.open("rb") as file:
         start = max(file.seek(0, os.SEEK_END) - TAIL_BYTES, 0)
         file.seek(start)

@@ -21,7 +21,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
-from skipless.analysis.plotting import MARKS, group_colours, pyplot
+from skipless.analysis.plotting import MARKS, group_colours, pyplot, save_figure
 from skipless.config.reading import read_bytes
 from skipless.config.run import RunConfig
 from skipless.errors import MissingExtra, UserError, first_line
@@ -366,8 +366,7 @@ def plot_sweep(points: Sequence[Point], key: str, path: Path) -> Path:
     axis.grid(alpha=0.3)
     if blocks:
         axis.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
     return path
 
 

@@ -76,16 +76,19 @@ class Timings:
     def read(cls, folder: Path) -> "Timings":
         """Those beside the runs of a folder, if there are any."""
         path = folder / FILE
-        if not path.exists():
-            return NO_TIMINGS
-        content = read_json(path)
+        return cls.of_content(read_json(path), path) if path.exists() else NO_TIMINGS
+
+    @classmethod
+    def of_content(cls, content: Mapping[str, Any], path: Path) -> "Timings":
+        """Those that a file holds; a UserError where it holds none, or not as many rounds of each block."""
+        about = dict(content)
         try:
-            seconds = _SECONDS.validate_python(content.pop("seconds", None))
+            seconds = _SECONDS.validate_python(about.pop("seconds", None))
         except ValidationError:
-            raise UserError(
-                f"{str(path)!r} does not hold timings, as `skipless bench token-time` writes them"
-            ) from None
-        return cls(seconds, content)
+            seconds = None
+        if seconds is None or any(len({len(rounds) for rounds in of.values()}) > 1 for of in seconds.values()):
+            raise UserError(f"{str(path)!r} does not hold the times of tokens, as skipless writes them")
+        return cls(seconds, about)
 
     def of(self, cfg: RunConfig) -> float | None:
         """Median seconds for a token of a run, if a training of its size and block was timed."""

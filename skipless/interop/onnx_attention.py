@@ -4,6 +4,7 @@ Shapes: B batch, H heads, D width of a head, d width, t new tokens, S places of 
 """
 
 import math
+from collections.abc import Sequence
 
 import numpy as np
 import torch
@@ -39,8 +40,15 @@ HEAD_WIDTH = 8
 """It takes heads whose width is a multiple of this; others are filled up with zeros."""
 
 
+STEPS_AT = 12
+"""Where it takes the steps of a cache at 8 bits."""
+
+
 class AttentionNodes(Parts):
     """The attention of every layer, and what all layers share: where the new tokens stand."""
+
+    cache_steps: Sequence[tuple[Tensor, Tensor]] = ()
+    """Of each layer those of keys and of values, (H, D), where they are remembered at 8 bits."""
 
     def __init__(self, config: ModelConfig, options: OnnxOptions, mode: str) -> None:
         super().__init__(options)
@@ -185,7 +193,8 @@ class AttentionNodes(Parts):
         q, k = self._head_norm(mha.query_norm, q), self._head_norm(mha.key_norm, k)
         width = -(-cfg.d_head // HEAD_WIDTH) * HEAD_WIDTH
         axes: Axes = ["batch", cfg.n_head, "places", width]
-        past = [graph.input(f"past_{what}.{layer}", "float32", axes) for what in ("key", "value")]
+        kept = "float32" if self.options.cache_bits == 32 else "int8"
+        past = [graph.input(f"past_{what}.{layer}", kept, axes) for what in ("key", "value")]
         more, rotates = [], cfg.positions == "rotary" and cfg.d_head % ROTATED_WIDTH == 0
         if rotates:
             more = [self.once("cosines"), self.once("sines")]
@@ -195,12 +204,24 @@ class AttentionNodes(Parts):
             more = ["", "", "", self.once("bias")]
         q, k, v = (self._resized(part, cfg.d_head, width) for part in (q, k, v))
         inputs = [q, k, v, *past, self.last_places, self.once("end32"), *more]
+        how: dict[str, int | str] = {}
+        if kept == "int8":
+            inputs += [""] * (STEPS_AT - len(inputs)) + [
+                self._steps_of(part, width) for part in self.cache_steps[layer]
+            ]
+            how = {"k_quant_type": "PER_CHANNEL", "v_quant_type": "PER_CHANNEL", "kv_cache_bit_width": 8}
         names = [graph.fresh("attended"), f"present_key.{layer}", f"present_value.{layer}"]
-        how = {"num_heads": cfg.n_head, "kv_num_heads": cfg.n_head, "do_rotary": int(rotates)}
+        how |= {"num_heads": cfg.n_head, "kv_num_heads": cfg.n_head, "do_rotary": int(rotates)}
         graph.add_many("GroupQueryAttention", names, *inputs, domain=MICROSOFT, scale=cfg.d_head**-0.5, **how)
         for name in names[1:]:
-            graph.output(name, "float32", axes)
+            graph.output(name, kept, axes)
         return self._resized(names[0], width, cfg.d_head)
+
+    def _steps_of(self, steps: Tensor, width: int) -> str:
+        """The steps of int8 for each channel of heads that may be wider than the model's."""
+        filled = torch.ones(steps.shape[0], width)
+        filled[:, : steps.shape[1]] = steps
+        return self.graph.constant(array(filled).reshape(-1))
 
     def _resized(self, x: str, old: int, new: int) -> str:
         """Heads of another width: zeros are added behind each, which change no score, or taken away again."""

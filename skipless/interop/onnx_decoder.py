@@ -11,7 +11,7 @@ Its inputs:
 and its outputs `logits` (B, n, V) and `present_*`, which may lie in the memory of `past_*`: then nothing is copied. By
 the cache's mode, layer l remembers
 
-    kv, kx   `key.l` and `value.l` (B, H, S, D)
+    kv, kx   `key.l` and `value.l` (B, H, S, D); at 8 bits as int8, with a fixed step for each channel
     x        `input.l` (B, S, d); at 8 bits as int8, with `scale.l` (B, S, 1)
     all      with shaped attention `sum.l` (B, 1, d), the sum of the values so far
 
@@ -27,6 +27,7 @@ from torch import nn
 
 from skipless.errors import UserError
 from skipless.interop.onnx_attention import AttentionNodes
+from skipless.interop.onnx_cache_steps import cache_steps
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.interop.onnx_parts import FLOAT, Linear, Term, array, number_or_row, unknown_part
 from skipless.nn.attention import Attention
@@ -48,6 +49,8 @@ class _Decoder(AttentionNodes):
     def __init__(self, model: CausalLM, options: OnnxOptions) -> None:
         super().__init__(model.config, options, pick_mode(model.config, options.cache))
         self.model = model
+        if options.cache_bits == 8 and self.mode != "x":
+            self.cache_steps = cache_steps(model)
 
     def model_proto(self) -> Any:
         """Embedding, blocks, and the head where it is wanted."""

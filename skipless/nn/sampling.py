@@ -14,6 +14,8 @@ from skipless.errors import UserError
 PREFILL = 512
 """Tokens of a prompt that go through the model at a time."""
 
+NOT_FINITE = "no token can be picked: the model's logits are not finite"
+
 
 class Decodes(Protocol):
     """What writes text: a `CausalLM`, or an export of one in ONNX Runtime."""
@@ -71,13 +73,19 @@ class Sampling:
         if self.repetition_penalty != 1:
             logits = penalised(logits, before, self.repetition_penalty)
         if self.temperature == 0:
-            return int(logits.argmax())
+            likeliest = int(logits.argmax())
+            if not math.isfinite(logits[likeliest]):
+                raise UserError(NOT_FINITE)
+            return likeliest
         logits = logits / self.temperature
         if self.top_k is not None and self.top_k < logits.numel():
             logits = logits.masked_fill(logits < logits.topk(self.top_k).values[-1], float("-inf"))
         if self.top_p is not None:
             logits = nucleus(logits, self.top_p)
-        return int(torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator))
+        try:
+            return int(torch.multinomial(torch.softmax(logits, dim=-1), 1, generator=generator))
+        except RuntimeError:  # it looks at its numbers itself
+            raise UserError(NOT_FINITE) from None
 
 
 def penalised(logits: Tensor, before: Sequence[int], penalty: float) -> Tensor:

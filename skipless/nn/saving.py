@@ -69,9 +69,21 @@ def save(model: Transformer, path: Path) -> None:
         if model.tokenizer is not None:
             model.tokenizer.save(stage / "tokenizer.json")
         (stage / "config.json").write_text(json.dumps(content, indent=2, sort_keys=True) + "\n", encoding="utf-8")
+        mode = (stage / "config.json").stat().st_mode
         for file in stage.iterdir():
-            with file.open("rb") as opened:
-                os.fsync(opened.fileno())
+            file.chmod(mode)  # as the umask asks: safetensors makes files for their owner alone
+            _fsync(file)
+        _fsync(stage)
         stage.rename(path)
+        _fsync(path.parent)
     finally:
         shutil.rmtree(stage, ignore_errors=True)
+
+
+def _fsync(path: Path) -> None:
+    """Force a file, or the names of a folder, to the disk."""
+    opened = os.open(path, os.O_RDONLY)
+    try:
+        os.fsync(opened)
+    finally:
+        os.close(opened)

@@ -17,7 +17,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from pydantic import ValidationError
+from pydantic import BaseModel, ValidationError
 
 from skipless.config.explain import explain
 from skipless.config.plugins import missing_plugins
@@ -37,6 +37,21 @@ CLASSIFIER = "classifier.json"
 def is_classifier(folder: Path) -> bool:
     """Whether a folder holds a classifier that `skipless finetune` made."""
     return (folder / CLASSIFIER).exists()
+
+
+class _Data(BaseModel):
+    fingerprint: str | None = None
+    train_tokens: int = 0
+
+
+class _About(BaseModel):
+    """What config.json says beside the configuration, for those who read it without a look; more may stand in it."""
+
+    command: list[str] | None = None
+    versions: dict[str, Any] = {}
+    machine: dict[str, Any] = {}
+    data: _Data = _Data()
+    plugins: list[dict[str, Any]] = []
 
 
 @dataclass(frozen=True)
@@ -114,7 +129,12 @@ class Run:
         """The content of config.json."""
         if not self.exists:
             raise UserError(f"{str(self.folder)!r} is not a run: there is no {self.config_file.name}")
-        return read_json(self.config_file)
+        info = read_json(self.config_file)
+        try:
+            _About.model_validate(info)
+        except ValidationError as error:
+            raise UserError(f"{str(self.config_file)!r}: {explain(error)}") from None
+        return info
 
     def config(self) -> RunConfig:
         """The configuration it runs with."""

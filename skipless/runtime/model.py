@@ -15,6 +15,9 @@ from skipless.errors import MissingExtra, UserError, first_line
 from skipless.nn.model import IGNORED
 from skipless.runtime.decoder import Cache, Decoder
 
+SAME_CACHES = {"kv": ("kv", "kx"), "kx": ("kv", "kx"), "x": ("x",)}
+"""What an export may be asked for, by what it remembers."""
+
 
 class OnnxCausalLM:
     """A causal model that is a graph. It is on the CPU, in eval mode, and has no parameters."""
@@ -25,20 +28,24 @@ class OnnxCausalLM:
     def __init__(self, folder: Path | str, config: ModelConfig, threads: int | None = None) -> None:
         if find_spec("onnxruntime") is None:
             raise MissingExtra("onnxruntime", "onnx", "running an ONNX export")
-        self.config = config
+        self.config, self.folder = config, folder
         try:
             self.decoder = Decoder(folder, threads)
         except MemoryError:
             raise
         except Exception as error:  # ONNX Runtime has no one type for what is wrong with a file
             raise UserError(f"the graph in {str(folder)!r} cannot be loaded: {first_line(error)}") from None
-        self.mode: str = self.decoder.info["onnx"]["cache"]
+        about = self.decoder.info["onnx"]
+        self.mode = str(about.get("cache")) if isinstance(about, dict) else ""
         """What it remembers, as `new_cache` calls it."""
+        if self.mode not in SAME_CACHES:
+            raise UserError(
+                f"'config.json' of {str(folder)!r} does not say what the graph remembers, but {self.mode!r}"
+            )
 
     def new_cache(self, batch_size: int = 1, max_len: int | None = None, mode: str = "auto") -> Cache:
         """Memory for decoding; what is remembered was chosen with the export."""
-        same = {"kv": ("kv", "kx"), "kx": ("kv", "kx"), "x": ("x",)}[self.mode]
-        if mode != "auto" and mode not in same:
+        if mode != "auto" and mode not in SAME_CACHES[self.mode]:
             raise UserError(f"this export was made for cache mode {self.mode!r}, not {mode!r}")
         limit = self.config.max_seq_len
         if max_len is not None and not 1 <= max_len <= limit:
@@ -73,6 +80,10 @@ class OnnxCausalLM:
             return self.decoder.step(ids.numpy(), cache, lengths, logits_at)
         except ValueError as error:
             raise UserError(str(error)) from None
+        except MemoryError:
+            raise
+        except Exception as error:  # a graph that could be loaded, and is not what its inputs and outputs say
+            raise UserError(f"the graph in {str(self.folder)!r} cannot be run: {first_line(error)}") from None
 
     def loss(self, ids: Tensor, labels: Tensor, attention_mask: Tensor | None = None) -> Tensor:
         """Mean cross-entropy; `labels[t]` is the target at position t, −100 is ignored."""

@@ -16,7 +16,7 @@ from collections.abc import Callable, Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from functools import partial
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 
 from skipless.errors import UserError
 
@@ -56,6 +56,12 @@ def folder_lost(folder: Path, numbers: tuple[int, ...] = LOST) -> Iterator[None]
         raise FolderLost(f"{str(folder)!r} cannot be written to: {error.strerror or error}{where}") from error
 
 
+def check_there(file: Path, step: int) -> None:
+    """A `FolderLost` where the file that says whose folder this is has gone: a save would make the folder again."""
+    if not file.exists():
+        raise FolderLost(f"{str(file.parent)!r} is no longer there, so step {step} is not saved")
+
+
 def to_json(value: Any) -> str:
     """The text that `write_json` writes: sorted keys, one form for one value, and no NaN or infinity."""
     return json.dumps(value, sort_keys=True, allow_nan=False, indent=2) + "\n"
@@ -73,10 +79,17 @@ def write_text(path: Path | str, text: str) -> None:
 
 def write_bytes(path: Path | str, data: bytes) -> None:
     """Put `data` at `path` in one step: once this returns, it survives a loss of power."""
+    with staged_file(path) as file:
+        file.write(data)
+
+
+@contextmanager
+def staged_file(path: Path | str) -> Iterator[BinaryIO]:
+    """A new file to fill, which becomes `path` in one step when the block ends, or nothing if it fails."""
     path = Path(path)
     with _staged(path, partial(Path.touch, exist_ok=False)) as staging:
         with staging.open("wb") as file:
-            file.write(data)
+            yield file
             file.flush()
             os.fsync(file.fileno())
         staging.replace(path)
@@ -263,7 +276,7 @@ def remove_abandoned(path: Path) -> None:
 
 def _remove_if_abandoned(leftover: Path) -> None:
     try:
-        fd = os.open(leftover, os.O_RDONLY | os.O_CLOEXEC)
+        fd = os.open(leftover, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)  # should it be a pipe
     except OSError:  # its process has just renamed or removed it
         return
     try:

@@ -6,6 +6,7 @@ import os
 from pathlib import Path
 from typing import Any
 
+from skipless.config.reading import check_regular
 from skipless.storage.files import NO_ROOM, DiskFull, fsync
 
 BLOCK = 1 << 16
@@ -16,6 +17,7 @@ class Journal:
     """A file of JSON lines that can be cut back to where it was at a checkpoint."""
 
     def __init__(self, path: Path) -> None:
+        check_regular(path)
         # unbuffered: what does not fit on the disk is known at once, and closing has nothing left to write
         self.file = path.open("ab", buffering=0)
         fsync(path.parent)  # a checkpoint counts on these lines, and so on the file's name as well

@@ -104,7 +104,7 @@ def _holder(fd: int) -> int | None:
 def is_locked(folder: Path | str) -> bool:
     """Whether some process holds the lock of a folder at this instant."""
     try:
-        fd = os.open(Path(folder) / LOCK, os.O_RDONLY)
+        fd = os.open(Path(folder) / LOCK, os.O_RDONLY | os.O_NONBLOCK)  # should it be a pipe
     except FileNotFoundError:
         return False
     try:

@@ -1,12 +1,14 @@
 """Decoding, ours beside others': a prompt is read, tokens are written one by one.
 
 Cases take turns. The prefill ends with the first token; a case that cannot say when that was runs again for one token.
+Other libraries than PyTorch take theirs in processes of their own (`decode_worker`).
 """
 
 import math
 import tempfile
 import time
 from collections.abc import Mapping, Sequence
+from contextlib import ExitStack
 from importlib.util import find_spec
 from pathlib import Path
 
@@ -25,12 +27,10 @@ from skipless.tasks.decode_cases import (
     LLAMA,
     Case,
     Size,
-    ctranslate_cases,
     hf_cases,
-    llama_cases,
-    onnx_cases,
     own_case,
 )
+from skipless.tasks.decode_worker import cases_apart
 
 BITS = ("32", "8", "4")
 """Exports to ONNX that are measured."""
@@ -61,25 +61,26 @@ def bench_decoding(
     place = pick_device(device)
     size = Size(shape.depth, shape.d_model, shape.n_head, vocab_size, shape.length + new)
     prompts = torch.randint(vocab_size, (batch, shape.length)).tolist()
-    with tempfile.TemporaryDirectory() as folder:
-        cases = all_cases(size, prompts, place, Path(folder))
+    with tempfile.TemporaryDirectory() as folder, ExitStack() as stack:
+        cases = all_cases(size, prompts, place, Path(folder), stack)
         return measure(cases, rounds, place, new)
 
 
 def all_cases(
-    size: Size, prompts: Sequence[Sequence[int]], place: torch.device, folder: Path, bits: Sequence[str] = BITS
+    size: Size, prompts: Sequence[Sequence[int]], place: torch.device, folder: Path, stack: ExitStack
 ) -> dict[str, Case]:
-    """Everything that can be measured here; files are made in a folder, or found there."""
+    """Everything that can be measured here, until the stack is closed; files are made in a folder, or found there."""
     cases: dict[str, Case] = {}
     for name, modes in (("pre-ln", ["kv"]), ("sas-p", ["kx", "x"])):
         model = CausalLM(size.config(name)).to(place).fold()
         cases |= {f"{name} ({mode})": own_case(model, prompts, mode) for mode in modes}
     cases |= hf_cases(size, prompts, place)
     if place.type == "cpu":  # the others are measured there alone
-        if find_spec("onnx") and find_spec("onnxruntime"):
-            cases |= onnx_cases(size, prompts, folder, kinds=bits)
-        cases |= llama_cases(size, prompts, folder)
-        cases |= ctranslate_cases(size, prompts, folder)
+        needs = {"onnxruntime": ("onnx",), "llama_cpp": ("gguf",), "ctranslate2": ("transformers",)}
+        for library, others in needs.items():
+            if all(find_spec(name) for name in (library, *others)):
+                more = {"kinds": BITS} if library == "onnxruntime" else {}
+                cases |= stack.enter_context(cases_apart(library, size, prompts, folder, **more))
     return cases
 
 

@@ -4,7 +4,7 @@ from collections.abc import Sequence
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
-from skipless.analysis.plotting import COLOURS, pyplot
+from skipless.analysis.plotting import COLOURS, pyplot, save_figure
 
 if TYPE_CHECKING:
     from skipless.tasks.bench import Row
@@ -27,8 +27,7 @@ def plot_growth(found: dict[str, Any], path: Path) -> None:
             place.set(xlabel={"length": "tokens in the sequence", "depth": "layers"}[axis], ylabel=label)
             place.grid(alpha=0.3)
             place.legend()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)
 
 
 def plot_bench(what: str, rows: Sequence["Row"], path: Path) -> None:
@@ -43,5 +42,4 @@ def plot_bench(what: str, rows: Sequence["Row"], path: Path) -> None:
     axis.axvline(1, color="black", linewidth=1)
     axis.set(xlabel=f"times as fast as {reference}", title=what)
     axis.invert_yaxis()
-    figure.savefig(path, dpi=150)
-    plt.close(figure)
+    save_figure(figure, path)

@@ -78,14 +78,14 @@ def onnx_cases(
 
 
 def onnx_options(kind: str) -> OnnxOptions:
-    """`4`, `8 x`, `8 x8` (the cache of inputs at 8 bits), `4 block=128 asymmetric`."""
+    """`4`, `8 x`, `8 x8` (what the cache remembers at 8 bits), `4 block=128 asymmetric`."""
     bits, *more = kind.split()
     chosen: dict[str, Any] = {"bits": int(bits)}
     for word in more:
         if word in ("x", "kx", "kv"):
             chosen["cache"] = word
-        elif word == "x8":
-            chosen |= {"cache": "x", "cache_bits": 8}
+        elif word in ("x8", "kx8", "kv8"):
+            chosen |= {"cache": word.removesuffix("8"), "cache_bits": 8}
         elif word == "asymmetric":
             chosen["symmetric"] = False
         else:
@@ -96,7 +96,17 @@ def onnx_options(kind: str) -> OnnxOptions:
 # ----------------------------------------------------------------------------------------- others
 
 
-def llama_cases(size: Size, prompts: Sequence[Sequence[int]], folder: Path) -> dict[str, Case]:
+LLAMA_FLAGS: dict[str, dict[str, Any]] = {
+    "": {},
+    ", flash": {"flash_attn": True},
+    ", flash, cache q8_0": {"flash_attn": True, "type_k": 8, "type_v": 8},  # ggml's number of that type
+}
+"""Flags of llama.cpp's that change its speed: attention in one pass, and a cache at 8 bits."""
+
+
+def llama_cases(
+    size: Size, prompts: Sequence[Sequence[int]], folder: Path, *, every_flag: bool = False
+) -> dict[str, Case]:
     """llama.cpp with each of its types, or nothing where it is not installed; for one prompt."""
     if not (find_spec("llama_cpp") and find_spec("gguf")) or len(prompts) > 1:
         return {}
@@ -109,8 +119,9 @@ def llama_cases(size: Size, prompts: Sequence[Sequence[int]], folder: Path) -> d
         if not path.exists():
             write_gpt2(path, kind, **asdict(size))
         sizes = {"n_ctx": size.max_seq_len, "n_batch": 512, "n_threads": threads, "n_threads_batch": threads}
-        model = Llama(model_path=str(path), verbose=False, **sizes)
-        cases[f"{LLAMA} {kind}"] = _llama_case(model, list(prompts[0]), size.vocab_size)
+        for flags, chosen in LLAMA_FLAGS.items() if every_flag else [("", {})]:
+            model = Llama(model_path=str(path), verbose=False, **sizes, **chosen)
+            cases[f"{LLAMA} {kind}{flags}"] = _llama_case(model, list(prompts[0]), size.vocab_size)
     return cases
 
 

@@ -26,7 +26,7 @@ from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM
 from skipless.runs import Run, find_run, load
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import make_folder, remove_folder, sweep, write_text
+from skipless.storage.files import check_there, folder_lost, make_folder, remove_folder, sweep, write_text
 from skipless.storage.lock import FolderLock
 from skipless.tasks.classifier_fit import ClassifierFit, Unstable
 from skipless.tasks.glue_results import Results, score, summarise, variant
@@ -85,7 +85,9 @@ class GlueRunner:
         fit = ClassifierFit(self.config, self.cfg, self.tokenizer, self.encoder, data.task, train, seed, self.device)
         checkpoints = self._checkpoints(data.task, seed)
         checkpoints.sweep()
-        checkpoint, _ = checkpoints.latest_valid()
+        checkpoint, damaged = checkpoints.latest_valid()
+        for path, reason in damaged:
+            self.observer.message(f"skipped the damaged checkpoint {path.name} of {path.parent.name}: {reason}")
         if checkpoint is not None:
             fit.restore(checkpoint)
         self.tokens -= fit.state.step * train.tokens // fit.steps_per_epoch
@@ -108,6 +110,7 @@ class GlueRunner:
             self.observer.progress(name, self.tokens_done / self.tokens, left)
             signal = self.signals.received
             if signal or time.perf_counter() - saved >= self.save_seconds:
+                check_there(self.run.config_file, fit.state.step)
                 checkpoints.save(fit.state.step, fit.tensors(), fit.description())
                 saved = time.perf_counter()
             if signal:
@@ -167,7 +170,7 @@ def finetune(
     encoder = None if cfg.from_scratch else load(run.folder, checkpoint=checkpoint)
     assert encoder is None or isinstance(encoder, MaskedLM)
     folder = run.folder / variant(cfg)
-    with FolderLock(folder), Signals() as signals:
+    with FolderLock(folder), Signals() as signals, folder_lost(folder):
         observer = StopOnClosedPipe(observer, signals.group.ask_to_stop)
         sweep(folder)
         sweep(run.folder, f"{folder.name}.json")

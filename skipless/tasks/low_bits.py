@@ -9,15 +9,18 @@ import copy
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import numpy as np
 import torch
 import torch.nn.functional as F
+from pydantic import BaseModel, Field, FiniteFloat, ValidationError
 from torch import Tensor, nn
 
 from skipless.analysis.evaluation import judged_and_tuning_rows
 from skipless.analysis.health import health
+from skipless.config.explain import explain
+from skipless.config.reading import read_json
 from skipless.config.run import RunConfig
 from skipless.data import Corpus, prepare
 from skipless.data.batches import held_out_batch
@@ -37,6 +40,28 @@ FORMS: dict[str, tuple[int, int]] = {"w8": (8, 32), "w4": (4, 32), "w8a8": (8, 8
 """Bits of the weights and of the activations."""
 
 BATCH = 16
+
+
+Positive = Annotated[FiniteFloat, Field(gt=0)]
+
+
+class _Figures(BaseModel):
+    """What is read of a file of figures; more may stand in it."""
+
+    loss: dict[str, Positive]
+    kurtosis: dict[str, Positive]
+
+
+def read_figures(path: Path) -> dict[str, Any]:
+    """The figures of a run; a UserError where a file holds none."""
+    content = read_json(path)
+    try:
+        found = _Figures.model_validate(content)
+    except ValidationError as error:
+        raise UserError(f"{str(path)!r} does not hold figures at low bits: {explain(error)}") from None
+    if not ({"32", *FORMS} <= found.loss.keys() and "neuron_kurtosis" in found.kurtosis):
+        raise UserError(f"{str(path)!r} does not hold all figures at low bits: {', '.join(FORMS)}, outliers")
+    return content
 
 
 def measure_run(run: Run, cache_dir: Path | None = None) -> dict[str, Any]:

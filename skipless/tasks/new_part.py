@@ -1,6 +1,8 @@
 """A part of one's own to begin with: a file that works, its test, and its training in five lines."""
 
+import keyword
 import re
+import sys
 import textwrap
 from dataclasses import dataclass
 from pathlib import Path
@@ -183,7 +185,10 @@ print(f"held-out loss: {{list(run.metrics())[-1]['valid_loss']:.3f}}")
 
 
 def new_part(name: str, kind: str, folder: Path) -> list[Path]:
-    """Write the three files, and return their paths. What is there is never written over."""
+    """Write the three files, and return their paths. What is there is never written over.
+
+    A file that is already as it would be written is no obstacle: an earlier call may have been killed.
+    """
     if kind not in TEMPLATES:
         raise unknown("kind of part to begin with", kind, TEMPLATES)
     check_name(name, "new-part")
@@ -191,16 +196,20 @@ def new_part(name: str, kind: str, folder: Path) -> list[Path]:
     if name in PARTS[kind] or block in BLOCKS:
         raise UserError(f"there is a {kind} {name!r} already: choose another name")
     module = re.sub(r"\W", "_", name)
-    if not module.isidentifier():
-        raise UserError(f"{name!r} cannot be the name of a Python module: begin with a letter")
-    texts = _texts(name, kind, block, module)
-    for file in texts:
-        if (folder / file).exists():
-            raise UserError(f"{str(folder / file)!r} is there already: choose another name, or another --output")
+    if not (module.isascii() and module.isidentifier() and module[0].isalpha()) or keyword.iskeyword(module):
+        raise UserError(
+            f"{name!r} cannot be the name of a Python module: begin with a letter from a to z, and take no keyword"
+        )
+    if module in sys.stdlib_module_names or module in ("skipless", "torch", "numpy", "pytest"):
+        raise UserError(f"there is a Python module {module!r} already, which the part's file would hide")
+    texts = {folder / file: text.encode() for file, text in _texts(name, kind, block, module).items()}
+    for path, text in texts.items():
+        if path.is_symlink() or (path.exists() and not (path.is_file() and path.read_bytes() == text)):
+            raise UserError(f"{str(path)!r} is there already: choose another name, or another --output")
     make_folder(folder)
-    for file, text in texts.items():
-        write_bytes(folder / file, text.encode())
-    return [folder / file for file in texts]
+    for path, text in texts.items():
+        write_bytes(path, text)
+    return list(texts)
 
 
 def _texts(name: str, kind: str, block: str, module: str) -> dict[str, str]:

@@ -20,7 +20,7 @@ from pathlib import Path
 from typing import Any
 
 import numpy as np
-from pydantic import ValidationError
+from pydantic import NonNegativeInt, TypeAdapter, ValidationError
 
 from skipless.config.classifier import ClassifierConfig
 from skipless.config.reading import read_json
@@ -32,7 +32,7 @@ from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.runs import CLASSIFIER, Run, find_run, is_classifier, load
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import make_folder, remove_folder, sweep, write_json, write_text
+from skipless.storage.files import check_there, folder_lost, make_folder, remove_folder, sweep, write_json, write_text
 from skipless.storage.journal import Journal
 from skipless.storage.lock import FolderLock
 from skipless.storage.provenance import machine, versions
@@ -42,13 +42,14 @@ from skipless.tasks.metrics import METRICS
 from skipless.tasks.predict import predict
 from skipless.tasks.task_rows import TaskRows
 from skipless.training.observer import Observer, StopOnClosedPipe
-from skipless.training.state import foreign_state_said
+from skipless.training.state import NoValidCheckpoint, foreign_state_said
 from skipless.training.stopping import Interrupted, Signals
 
 SAVE_SECONDS = 60.0
 """Between checkpoints inside an epoch; at its end there is one in any case."""
 
-WRITTEN = (CLASSIFIER, "tokenizer.json", "metrics.jsonl", "test.jsonl", "checkpoints", ".saved")
+WRITTEN = ("checkpoints", ".saved", "tokenizer.json", "metrics.jsonl", "test.jsonl", CLASSIFIER)
+"""What is in the folder; the file that says whose it is comes first and goes last, whoever is killed in between."""
 
 
 def finetune_rows(
@@ -130,9 +131,8 @@ class OwnFinetuning:
             "data": {name: {"rows": len(part.ids), "sha256": part.fingerprint} for name, part in rows.items()},
         }
 
-    def _open(self, fresh: bool) -> None:
-        """Make the folder what this fine-tuning writes into; a UserError where it is something else."""
-        content = self.content()
+    def _open(self, content: Mapping[str, Any], fresh: bool) -> None:
+        """A UserError where the folder is not one that this fine-tuning may write into; with `fresh`, empty it."""
         sweep(self.folder, *WRITTEN)
         if fresh:
             self._clear()
@@ -145,9 +145,12 @@ class OwnFinetuning:
                 )
         elif foreign := sorted(entry.name for entry in self.folder.iterdir() if not entry.name.startswith(".")):
             raise UserError(f"{str(self.folder)!r} is no classifier's folder ({foreign[0]}): give another --name")
-        self.tokenizer.save(self.run.tokenizer_file)
+
+    def _describe(self, content: Mapping[str, Any]) -> None:
+        """Write what the classifier is."""
         about = {"run": self.source.name, "command": sys.argv, "versions": versions(), "machine": machine()}
         write_json(self.folder / CLASSIFIER, {**content, **about})
+        self.tokenizer.save(self.run.tokenizer_file)
 
     def _differing(self, content: Mapping[str, Any]) -> list[str]:
         """What classifier.json says otherwise; keys that came after it was written count as their defaults."""
@@ -168,30 +171,44 @@ class OwnFinetuning:
     def train(self, *, fresh: bool = False) -> dict[str, Any]:
         """Train what is not trained yet, and say how good it is."""
         make_folder(self.folder)
-        with FolderLock(self.folder), Signals() as signals:
+        with FolderLock(self.folder), Signals() as signals, folder_lost(self.folder):
             self.observer = StopOnClosedPipe(self.observer, signals.group.ask_to_stop)
-            self._open(fresh)
+            content = self.content()
+            self._open(content, fresh)
             checkpoints = Checkpoints(self.folder / "checkpoints", keep_last=1, note=self.run.saved_file)
             checkpoints.sweep()
-            checkpoint, _ = checkpoints.latest_valid()
-            position = 0
-            if checkpoint is not None:
-                self.fit.restore(checkpoint)
-                with foreign_state_said(checkpoint):
-                    position = int(checkpoint.state["journals"]["metrics"])
+            position = self._restore(checkpoints)
+            self._describe(content)
             try:
                 with closing(Journal(self.run.metrics_file)) as journal:
-                    journal.cut(position)
+                    if lost := journal.cut(position):
+                        self.observer.message(lost)
                     self._train(checkpoints, journal, signals)
+                    if not any(line["step"] == self.fit.steps for line in self._lines()):  # it was lost
+                        journal.append(self._measure())
                 return self._results()
             finally:
                 self.observer.end()
+
+    def _restore(self, checkpoints: Checkpoints) -> int:
+        """Go on from the newest valid checkpoint, if there is one; how far metrics.jsonl went then."""
+        checkpoint, damaged = checkpoints.latest_valid()
+        if checkpoint is None:
+            if damaged or self.run.saved_file.exists():
+                raise NoValidCheckpoint(self.run, damaged, again="add --fresh or give another --name")
+            return 0
+        for path, reason in damaged:
+            self.observer.message(f"skipped the damaged checkpoint {path.name}: {reason}")
+        self.fit.restore(checkpoint)
+        with foreign_state_said(checkpoint):
+            return TypeAdapter(NonNegativeInt).validate_python(checkpoint.state["journals"]["metrics"], strict=True)
 
     def _train(self, checkpoints: Checkpoints, journal: Journal, signals: Signals) -> None:
         fit, begun, first = self.fit, time.perf_counter(), self.fit.state.step
         saved = begun
 
         def save(score: float | None = None) -> None:
+            check_there(self.folder / CLASSIFIER, fit.state.step)
             described = {**fit.description(), "journals": {"metrics": journal.position()}}
             checkpoints.save(fit.state.step, fit.tensors(), described, score)
 
@@ -226,13 +243,18 @@ class OwnFinetuning:
 
     def _score(self, record: Mapping[str, Any]) -> float:
         """What the best checkpoint is chosen by; lower is better."""
-        value = record[self.data.task.metrics[0]]
-        return value if self.data.task.is_regression else -value
+        first = self.data.task.metrics[0]
+        return record[first] if first == "rmse" else -record[first]
 
     # ---------------------------------------------------------------------------- results
 
+    def _lines(self) -> list[dict[str, Any]]:
+        """The lines of metrics that are of this task."""
+        first = self.data.task.metrics[0]
+        return [line for line in self.run.metrics() if isinstance(line.get(first), int | float)]
+
     def _results(self) -> dict[str, Any]:
-        lines = list(self.run.metrics())
+        lines = self._lines()
         best = min(lines, key=lambda line: (self._score(line), line["step"]))
         task = self.data.task
         found: dict[str, Any] = {"folder": str(self.folder), "task": task.name, "labels": list(task.labels)}

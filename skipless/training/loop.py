@@ -14,7 +14,7 @@ from skipless.analysis.health import health
 from skipless.nn.model import CausalLM
 from skipless.nn.sampling import Sampling, sample_text
 from skipless.runs import Run
-from skipless.storage.files import FolderLost
+from skipless.storage.files import check_there
 from skipless.storage.journal import Journal, NoJournal
 from skipless.storage.saver import BackgroundSaver, GatherOnlySaver
 from skipless.training.stopping import Interrupted, NonFinite
@@ -155,8 +155,8 @@ class TrainingLoop:
             raise NonFinite(
                 f"step {state.step}: {bad[0]} is not finite, so no checkpoint is written; earlier ones are intact"
             )
-        if self.group.is_main_process and not self.run.exists:  # saving would make the folder again, without its run
-            raise FolderLost(f"{str(self.run.folder)!r} is no longer there, so step {state.step} is not saved")
+        if self.group.is_main_process:
+            check_there(self.run.config_file, state.step)
         journals = {"metrics": self.metrics.position(), "samples": self.samples.position()}
         score = state.valid_loss if state.evaluated == state.step else None
         description = {**self.trainer.description(), "journals": journals}

@@ -1,8 +1,9 @@
 """What a run needs to resume bit for bit besides its weights: optimiser states and random generators."""
 
 import random
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
+from pathlib import Path
 from typing import Any, TypeVar
 
 import numpy as np
@@ -13,10 +14,30 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from skipless.errors import UserError, first_line
+from skipless.runs import Run
 from skipless.storage.checkpoint import Checkpoint
 from skipless.storage.tensors import NamedTensors
 
 Counters = TypeVar("Counters")
+
+
+class NoValidCheckpoint(UserError):
+    """What had checkpoints cannot be resumed, because none of them is valid or there at all."""
+
+    status = 3
+
+    def __init__(
+        self,
+        run: Run,
+        damaged: Sequence[tuple[Path, str]],
+        again: str = "remove the run's folder or give another --name",
+    ) -> None:
+        found = "; ".join(f"{path.name}: {reason}" for path, reason in damaged)
+        super().__init__(
+            f"run {str(run.folder)!r} has saved checkpoints, and none of them can be resumed "
+            f"({found or 'the folder checkpoints is gone or empty'}); nothing was changed: restore one, "
+            f"or to begin again {again}"
+        )
 
 
 @contextmanager

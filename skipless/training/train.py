@@ -27,7 +27,7 @@ from skipless.training.branch import Branch
 from skipless.training.loop import TrainingLoop
 from skipless.training.observer import Observer, StopOnClosedPipe
 from skipless.training.own_data import OwnData, OwnDataTrainer
-from skipless.training.state import foreign_state_said
+from skipless.training.state import NoValidCheckpoint, foreign_state_said
 from skipless.training.stopping import Signals
 from skipless.training.trackers import Trackers, check_trackers
 from skipless.training.trainer import Trainer, fit_vocabulary
@@ -38,20 +38,6 @@ class Positions(BaseModel):
 
     metrics: NonNegativeInt
     samples: NonNegativeInt
-
-
-class NoValidCheckpoint(UserError):
-    """A run that had checkpoints cannot be resumed, because none of them is valid or there at all."""
-
-    status = 3
-
-    def __init__(self, run: Run, damaged: Sequence[tuple[Path, str]]) -> None:
-        found = "; ".join(f"{path.name}: {reason}" for path, reason in damaged)
-        super().__init__(
-            f"run {str(run.folder)!r} has saved checkpoints, and none of them can be resumed "
-            f"({found or 'the folder checkpoints is gone or empty'}); nothing was changed: restore one, "
-            "or to begin again remove the run's folder or give another --name"
-        )
 
 
 def train(

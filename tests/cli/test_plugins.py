@@ -1,5 +1,6 @@
 """Parts of one's own from the command line: trained, killed and resumed, exported and opened again."""
 
+import ast
 import json
 import signal
 import subprocess
@@ -12,9 +13,11 @@ import torch
 
 import skipless
 from skipless.cli import run as command
+from skipless.config.model import ModelConfig
 from skipless.config.plugins import load_plugin
 from skipless.errors import UserError
 from skipless.interop.export import export_model, export_run
+from skipless.interop.hf.bundle import remote_code
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.runs import Run
 from skipless.training.train import train
@@ -213,6 +216,23 @@ def test_a_source_that_cannot_travel_is_said(tmp_path, source, cache_dir):
     train(cfg, tmp_path / "run", trackers=[], cache_dir=cache_dir)
     with pytest.warns(UserWarning, match=r"plugin 'stays_here' .* does not go with the export .*`import skipless`"):
         export_run(tmp_path / "run", "hf", tmp_path / "out")
+
+
+@pytest.mark.parametrize(
+    "first",
+    [b"\xef\xbb\xbfHELLO = 'Gr\xc3\xbc\xc3\x9fe'\n", b"# coding: latin-1\nHELLO = 'Gr\xfc\xdfe'\n"],
+    ids=["with a mark", "latin-1"],
+)
+def test_a_source_in_another_encoding_travels_as_utf_8(first, tmp_path, capsys):
+    assert command(["new-part", "mine", "--output", str(tmp_path)]) == 0
+    file = tmp_path / "mine.py"
+    file.write_bytes(first + file.read_bytes())
+    load_plugin(str(file))
+    sources = remote_code(ModelConfig(block="pre-ln-mine"))
+    texts = [
+        node.value for node in ast.walk(ast.parse(sources["plugin_mine.py"].encode())) if isinstance(node, ast.Constant)
+    ]
+    assert "Grüße" in texts
 
 
 def test_a_graph_is_traced_with_parts_of_ones_own(trained, tmp_path):

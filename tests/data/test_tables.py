@@ -52,6 +52,12 @@ def test_json_lines(tmp_path, suffix):
     ]
 
 
+def test_half_a_character_becomes_a_question_mark(tmp_path):
+    path = tmp_path / "x.jsonl"
+    path.write_text('{"text": "a \\ud800 b"}\n')
+    assert values(path) == [{"text": "a ? b"}]
+
+
 def test_lines_of_text(tmp_path):
     path = tmp_path / "x.txt"
     path.write_text("a\n\nb\n")

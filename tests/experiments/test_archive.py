@@ -3,6 +3,7 @@
 import json
 import shutil
 from pathlib import Path
+from types import SimpleNamespace
 
 import pytest
 
@@ -10,7 +11,7 @@ from skipless.cli import run as skipless
 from skipless.errors import UserError
 from skipless.experiments.archive import archive
 from skipless.experiments.catalogue import EXPERIMENTS
-from skipless.experiments.checks import best_rates
+from skipless.experiments.checks import RATES, best_rates, rate
 from skipless.experiments.evidence import Evidence, History
 from skipless.experiments.experiment import MANY
 from skipless.experiments.run_index import RunIndex, completion, run_key
@@ -176,3 +177,12 @@ def test_rates_are_those_that_were_tuned():
         packaged = packaged_rates()[SCALES["laptop"][kind]]
         for block, lr in blocks.items():
             assert packaged[block] == {"train.lr": lr}, (kind, block)
+
+
+@pytest.mark.parametrize(("last", "chosen"), [(3.991, 0.00566), (3.98, 0.008), (4.1, 0.00566)])
+def test_of_rates_that_are_alike_the_smallest_is_taken(last, chosen):
+    """8e-3 has to be better than 5.66e-3 by more than seeds differ."""
+    losses = dict(zip(map(rate, RATES["decoder"]["sas"]), (4.2, 4.0, last), strict=True))
+    histories = {f"sas, decoder, {lr:g}": {0: SimpleNamespace(tuning_loss=loss)} for lr, loss in losses.items()}
+    evidence = SimpleNamespace(finished=lambda label: histories.get(label, {}))
+    assert best_rates(LAPTOP, evidence) == {"decoder": {"sas": chosen}}

@@ -1,13 +1,16 @@
 """What low bits cost: how it is measured, kept and judged."""
 
 import json
+import shutil
 from dataclasses import replace
+from pathlib import Path
 
 import pytest
 import torch
 
 import skipless
 from skipless.data import prepare
+from skipless.errors import UserError
 from skipless.experiments.archive import archive
 from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.evidence import Evidence, History
@@ -187,3 +190,21 @@ def test_it_is_judged_from_a_folder(trained, tmp_path):
         verdict for verdict in finding.verdicts if verdict.claim == "8 bits cost pre-ln nearly nothing, width 64"
     )
     assert "one seed" in eight.reason
+
+
+@pytest.mark.parametrize("change", [{"loss": {}}, {"loss": []}, {"loss": {"32": 0.0}}, {"kurtosis": {}}], ids=str)
+def test_figures_that_are_none_are_said(trained, tmp_path, change):
+    run, _ = trained
+    (tmp_path / FILE).write_text(json.dumps({**json.loads((run.folder / FILE).read_text()), **change}))
+    (tmp_path / "config.json").write_text(run.config_file.read_text())
+    with pytest.raises(UserError, match="figures at low bits"):
+        History.read(Run(tmp_path))
+
+
+def test_a_run_whose_origin_is_lost_is_archived(trained, tmp_path):
+    run, _ = trained
+    folder = Path(shutil.copytree(run.folder, tmp_path / "run"))
+    info = json.loads((folder / "config.json").read_text())
+    (folder / "config.json").write_text(json.dumps({"config": info["config"], "data": info["data"]}))
+    assert archive(Run(folder), tmp_path / "archive")
+    assert RunIndex(tmp_path / "archive").find(run.config()).exists

@@ -116,6 +116,30 @@ def test_end_to_end(tmp_path, small, capsys):
     assert "pre-ln-dyt" in capsys.readouterr().out
     again = (tmp_path / "out" / "comparison.html").read_text()
     assert again.split("Run it again")[0] == page.split("Run it again")[0]
+    # times that were measured of other blocks are not shown of these
+    other = [
+        "compare",
+        "pre-ln",
+        "sas-p",
+        *small(),
+        "--minutes",
+        "0",
+        "--rounds",
+        "0",
+        "--output",
+        str(tmp_path / "out"),
+    ]
+    assert command([*other, "--runs", str(tmp_path / "runs"), "--json"]) == 0
+    verdicts = json.loads(capsys.readouterr().out)["finding"]["verdicts"]
+    assert not any("seeds" in one["numbers"] for one in verdicts if "less time" in one["claim"])
+    # times that were damaged are said, and not a traceback
+    times = tmp_path / "out" / "token-time.json"
+    measured = json.loads(times.read_text())
+    fewer = {block: rounds[block == "pre-ln" :] for block, rounds in measured["seconds"]["here"].items()}
+    for seconds in (None, {"here": {"pre-ln": ["x"]}}, {"here": fewer}):
+        times.write_text(json.dumps({**measured, "seconds": seconds}))
+        assert command([*words, "--minutes", "0"]) == 2
+        assert "token-time.json' does not hold the times of tokens" in capsys.readouterr().err
 
 
 def test_bad_input(tmp_path, capsys):

@@ -53,3 +53,14 @@ def test_an_export_that_is_being_written_is_not_swept(tmp_path, model):
         export_model(model, "safetensors", tmp_path / "out")
         assert leftovers(tmp_path) == [folder.name]
     assert list((tmp_path / "out").iterdir()) == []
+
+
+@pytest.mark.parametrize("mask", [0o022, 0o077])
+def test_modes_of_a_saved_model_follow_the_umask(tmp_path, model, mask):
+    before = os.umask(mask)
+    try:
+        model.save(tmp_path / "out")
+    finally:
+        os.umask(before)
+    modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
+    assert modes == dict.fromkeys(("config.json", "model.safetensors"), 0o666 & ~mask)

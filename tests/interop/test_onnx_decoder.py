@@ -1,9 +1,12 @@
 """ONNX graphs with a cache: equal to PyTorch, whatever the block, the positions, the cache and the batch."""
 
 import json
+import shutil
 import subprocess
 import sys
+from pathlib import Path
 
+import numpy as np
 import onnx
 import pytest
 import torch
@@ -15,6 +18,7 @@ from skipless.interop import onnx_export
 from skipless.interop.export import export_model, export_run
 from skipless.interop.lm_eval.harness import evaluate_tasks
 from skipless.interop.onnx_bits import pack
+from skipless.interop.onnx_cache_steps import cache_steps
 from skipless.interop.onnx_decoder import decoder_graph
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.nn.cache import pick_mode
@@ -166,6 +170,47 @@ def test_a_cache_of_inputs_at_eight_bits_is_near(positions, tmp_path):
 # --------------------------------------------------------------------------------- as it is used
 
 
+@pytest.mark.parametrize("block", ["pre-ln", "sas-p"])
+@pytest.mark.parametrize("positions", POSITIONS)
+def test_keys_and_values_at_eight_bits_are_near(positions, block, tmp_path):
+    """Token by token, in chunks, ragged; and they take a quarter of the memory."""
+    model = small(block=block, positions=positions)
+    wide = opened(model, tmp_path / "wide")
+    found = opened(model, tmp_path / "out", cache_bits=8)
+    assert 0 < apart(model, found) < 0.05
+    assert onnx_export.difference(model, found, 8) < 0.015
+    sizes = [
+        sum(one.nbytes for name, one in cache.buffers.items() if not name.startswith("sum."))
+        for cache in caches(wide, found)
+    ]
+    assert sizes[1] * 4 == sizes[0]
+
+
+def caches(*models):
+    """A cache of each with room for its whole context."""
+    made = [model.new_cache(1) for model in models]
+    for cache in made:
+        cache.make_room(cache.max_len)
+    return made
+
+
+@pytest.mark.parametrize("positions", ["learned", "rotary"])
+@torch.no_grad()
+def test_steps_of_a_cache_reach_what_is_remembered(positions):
+    """Of other tokens, at other places, next to nothing is cut off, and by little; the steps are not wasteful."""
+    model = small(positions=positions, max_seq_len=64)
+    steps = cache_steps(model)
+    ids = torch.randint(30, (64, 64), generator=torch.Generator().manual_seed(5))
+    cache = model.new_cache(64)
+    model(ids, cache=cache)
+    for layer, found in zip(cache.layers, steps, strict=True):
+        for remembered, step in zip((layer.keys, layer.values), found, strict=True):
+            sizes = remembered.abs() / step[:, None]
+            assert (sizes > 127.5).float().mean() < 1e-4
+            assert sizes.max() < 160
+            assert sizes.amax((0, 2)).mean() > 70
+
+
 @pytest.fixture(scope="module")
 def graph_folder(run_folder, tmp_path_factory):
     return export_run(run_folder, "onnx", tmp_path_factory.mktemp("graph") / "out")
@@ -212,7 +257,11 @@ def test_low_bits_of_a_trained_model(run_folder, tmp_path):
         assert error <= most
 
 
-@pytest.mark.parametrize("options", [{"cache": "x", "cache_bits": 8}, {"cache": "x", "bits": 4}, {"bits": 8}], ids=str)
+@pytest.mark.parametrize(
+    "options",
+    [{"cache": "x", "cache_bits": 8}, {"cache": "x", "bits": 4}, {"bits": 8}, {"bits": 8, "cache_bits": 8}],
+    ids=str,
+)
 def test_an_export_at_low_bits_passes_its_own_check(options, run_folder, tmp_path):
     folder = export_run(run_folder, "onnx", tmp_path / "out", onnx=OnnxOptions(**options))
     about = json.loads((folder / "config.json").read_text())["onnx"]
@@ -314,7 +363,12 @@ def test_what_cannot_be_run(graph_folder, tmp_path):
 
 def test_options_are_checked(run_folder, tmp_path, capsys):
     base = ["export", str(run_folder), str(tmp_path / "out"), "--to", "onnx"]
-    for more in (["--bits", "5"], ["--cache-bits", "8"], ["--cache", "none", "--bits", "4"], ["--block-size", "32"]):
+    for more in (
+        ["--bits", "5"],
+        ["--cache", "none", "--cache-bits", "8"],
+        ["--cache", "none", "--bits", "4"],
+        ["--block-size", "32"],
+    ):
         assert skipless_command([*base, *more]) == 2
         assert len(capsys.readouterr().err.strip().splitlines()) == 1
 
@@ -325,3 +379,27 @@ def test_sessions_are_quiet(tmp_path, capfd):
     opened(small(block="sas-p", positions="rotary"), tmp_path / "rotary")
     opened(small(block="sas", positions="alibi"), tmp_path / "x", cache="x")
     assert capfd.readouterr().err == ""
+
+
+def test_a_graph_that_loads_and_cannot_be_run_is_one_line(graph_folder, tmp_path, capsys):
+    """Of other shapes than its configuration says, or with weights that are not finite."""
+    other = Path(shutil.copytree(graph_folder, tmp_path / "other"))
+    info = json.loads((other / "config.json").read_text())
+    (other / "config.json").write_text(json.dumps({**info, "vocab_size": info["vocab_size"] + 1}))
+    nan = Path(shutil.copytree(graph_folder, tmp_path / "nan"))
+    graph = onnx.load(nan / "model.onnx")
+    for tensor in graph.graph.initializer:
+        if tensor.data_type == onnx.TensorProto.FLOAT:
+            values = np.full_like(onnx.numpy_helper.to_array(tensor), np.nan)
+            tensor.CopyFrom(onnx.numpy_helper.from_array(values, tensor.name))
+    onnx.save(graph, nan / "model.onnx")
+    for folder, temperature, said in (
+        (other, "0", "cannot be run"),
+        (nan, "0", "the model's logits are not finite"),
+        (nan, "1", "the model's logits are not finite"),
+    ):
+        words = ["generate", str(folder), "--prompt", "def", "--max-new-tokens", "2", "--temperature", temperature]
+        assert skipless_command(words) == 2
+        err = capsys.readouterr().err
+        assert said in err
+        assert err.count("\n") == 1

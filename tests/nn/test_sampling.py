@@ -4,6 +4,7 @@ import pytest
 import torch
 
 from skipless import CausalLM, ModelConfig
+from skipless.errors import UserError
 from skipless.nn.sampling import Sampling, generate, nucleus, penalised
 from tests.helpers.weights import disturbed
 
@@ -118,3 +119,11 @@ def test_bad_sampling(how, message):
 def test_empty_prompt(model):
     with pytest.raises(ValueError, match="empty"):
         next(generate(model, [[1], []], 1))
+
+
+@pytest.mark.parametrize("temperature", [0, 1])
+@pytest.mark.parametrize("value", [float("nan"), float("inf"), -float("inf")])
+def test_logits_that_are_not_finite_are_said(temperature, value):
+    for logits in (torch.full((V,), value), torch.cat([torch.full((1,), abs(value)), torch.zeros(V - 1)])):
+        with pytest.raises(UserError, match="logits are not finite"):
+            Sampling(temperature=temperature).pick(logits, [], torch.Generator().manual_seed(0))

@@ -8,12 +8,14 @@ import torch
 
 import skipless
 from skipless.cli import run
+from skipless.errors import UserError
 from skipless.interop.export import export_model
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.nn.model import CausalLM, MaskedLM
 from skipless.tasks import decode_cases
 from skipless.tasks.bench_decoding import measure
 from skipless.tasks.decode_cases import Size, ctranslate_cases, llama_cases, onnx_options
+from skipless.tasks.decode_worker import cases_apart
 from skipless.tasks.gguf_gpt2 import TYPES, write_gpt2
 
 SIZE = {"n_layer": 1, "d_model": 32, "n_head": 2, "vocab_size": 40, "max_seq_len": 24}
@@ -41,6 +43,20 @@ def test_a_prompt_and_a_token_are_told_apart():
         assert 19 < times["prefill"] < 35
         assert 4 < times["token"] < 9
         assert times["whole"] == pytest.approx(times["prefill"] + 4 * times["token"], rel=0.3)
+
+
+def test_a_library_takes_its_turns_in_a_process_of_its_own(tmp_path):
+    size, prompts = Size(1, 16, 2, 50, 16), [[1, 2, 3]]
+    with cases_apart("onnxruntime", size, prompts, tmp_path, kinds=["32", "8"]) as cases:
+        assert list(cases) == ["sas-p ONNX 32", "sas-p ONNX 8"]
+        start = time.perf_counter()
+        first = cases["sas-p ONNX 8"](4)
+        assert start < first < time.perf_counter()
+    with (
+        pytest.raises(UserError, match="the process that measures onnxruntime ended with status 1"),
+        cases_apart("onnxruntime", size, prompts, tmp_path, kinds=["7"]),
+    ):
+        pass
 
 
 def test_runs_and_exports_are_measured(tmp_path, capsys):

@@ -1,6 +1,8 @@
 """`skipless new-part`: what it writes works at once."""
 
 import json
+import os
+import shlex
 import subprocess
 import sys
 from pathlib import Path
@@ -63,8 +65,37 @@ def test_bad_input(tmp_path, capsys):
     assert "unknown kind of part to begin with 'nrom'" in refused("mine", "--part", "nrom")
     assert "a name has letters" in refused("my part")
     assert "there is a norm 'rmsnorm' already" in refused("rmsnorm")
-    assert "begin with a letter" in refused("1st")
+    for name in ("1st", "class", "ä", "_x", "."):
+        assert "begin with a letter" in refused(name)
+    for name in ("torch", "json", "skipless"):
+        assert "would hide" in refused(name)
     assert command(["new-part", "mine", "--output", str(tmp_path)]) == 0
     before = (tmp_path / "mine.py").read_text()
     assert "is there already" in refused("mine", "--part", "mlp")
     assert (tmp_path / "mine.py").read_text() == before
+
+
+@pytest.mark.parametrize("gone", ["mine.py", "test_mine.py", "train_mine.py"])
+def test_a_call_that_was_killed_is_made_again(gone, tmp_path):
+    words = ["new-part", "mine", "--output", str(tmp_path)]
+    assert command(words) == 0
+    files = {path.name: path.read_text() for path in tmp_path.iterdir()}
+    (tmp_path / gone).unlink()
+    assert command(words) == 0
+    assert {path.name: path.read_text() for path in tmp_path.iterdir()} == files
+
+
+@pytest.mark.parametrize("there", ["link", "pipe", "folder"])
+def test_what_is_no_file_is_not_replaced(there, tmp_path, capsys):
+    path = tmp_path / "mine.py"
+    {"link": lambda: path.symlink_to("x"), "pipe": lambda: os.mkfifo(path), "folder": path.mkdir}[there]()
+    assert command(["new-part", "mine", "--output", str(tmp_path)]) == 2
+    assert "is there already" in capsys.readouterr().err
+    assert [one.name for one in tmp_path.iterdir()] == ["mine.py"]
+
+
+def test_the_next_command_can_be_pasted(tmp_path, capsys):
+    assert command(["new-part", "mine", "--output", str(tmp_path / "my parts")]) == 0
+    said = capsys.readouterr().out
+    pasted = shlex.split(said[said.index("next:  skipless ") :].removeprefix("next:  skipless "))
+    assert command([*pasted, "-L", "1", "-d", "16", "-H", "2"]) == 0

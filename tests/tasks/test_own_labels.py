@@ -2,6 +2,8 @@
 
 import io
 import json
+import os
+import shlex
 import shutil
 import signal
 from pathlib import Path
@@ -15,6 +17,7 @@ from skipless.cli import run as skipless
 from skipless.config.run import FinetuneConfig
 from skipless.data.glue import TASKS, read_task
 from skipless.data.own_task import read_own_task
+from skipless.data.tokenizer import Tokenizer
 from skipless.errors import UserError
 from skipless.interop.export import export_model
 from skipless.nn.model import SequenceClassifier
@@ -97,6 +100,26 @@ def test_glue_is_one_case_of_it(run, glue):
         found.append((fit.state.loss_sum, fit.model.state_dict()))
     assert found[0][0] == found[1][0]
     assert all(torch.equal(found[0][1][name], found[1][1][name]) for name in found[0][1])
+
+
+@pytest.mark.parametrize("task", ["cola", "stsb"])
+def test_the_classifier_of_one_glue_task_is_kept(task, encoder, glue, tmp_path, capsys):
+    """It is the one that `--glue-dir` alone scores; the best checkpoint is the one with the best score."""
+    runs = tmp_path / "runs"
+    shutil.copytree(encoder, runs / "encoder")
+    how = ["--glue-dir", str(glue), "--tasks", task, "--runs", str(runs), "--device", "cpu", "--json", "--seeds", "1"]
+    how += ["--set", "epochs=3", "--set", "batch_size=8", "--set", "lr=5e-3"]
+    assert skipless(["finetune", "encoder", *how]) == 0
+    scored = json.loads(capsys.readouterr().out)
+    assert skipless(["finetune", "encoder", *how, "--name", "kept"]) == 0
+    kept = json.loads(capsys.readouterr().out)["classifiers"][0]
+    metric = TASKS[task].metrics[0]
+    assert kept["last"]["loss"] == scored["fits"][task]["0"]["train_loss"]
+    lines = list(Run(runs / "kept").metrics())
+    assert kept["best"][metric] == max(line[metric] for line in lines)
+    assert len(load(runs / "kept").labels) == len(TASKS[task].labels)
+    assert skipless(["finetune", "encoder", *how, "--tasks", "cola,stsb", "--name", "both"]) == 2
+    assert "one task" in capsys.readouterr().err
 
 
 @pytest.mark.parametrize("suffix", [".csv", ".jsonl"])
@@ -439,3 +462,158 @@ def test_whole_numbers_are_classes_unless_there_are_many(tmp_path):
         task = read_own_task("mine", path, path, None, texts=["text"], label="label").task
         assert task.is_regression == kind
         assert task.labels == (() if kind else tuple(map(str, range(20))))
+
+
+# ------------------------------------------------------------------------------ damage
+
+
+class Messages(StopAfter):
+    """An observer that keeps what it is told."""
+
+    def __init__(self):
+        super().__init__(10**9)
+        self.said = []
+
+    def message(self, text):
+        self.said.append(text)
+
+
+@pytest.fixture
+def copied(mood, tmp_path):
+    """A copy of the classifier that a test may damage."""
+    return Path(shutil.copytree(mood[0], tmp_path / "mood"))
+
+
+@pytest.mark.parametrize("damage", ["flipped", "gone"])
+def test_where_no_checkpoint_is_valid_it_stops_and_changes_nothing(damage, encoder, parts, mood, copied):
+    for checkpoint in (copied / "checkpoints").iterdir():
+        if damage == "gone":
+            shutil.rmtree(checkpoint)
+        else:
+            (checkpoint / "state.json").write_text("{}")
+    before = {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()}
+    with pytest.raises(UserError, match=r"none of them can be resumed .* add --fresh") as caught:
+        own(Run(encoder), copied, parts).train()
+    assert caught.value.status == 3
+    assert {path: path.read_bytes() for path in copied.rglob("*") if path.is_file()} == before
+    own(Run(encoder), copied, parts).train(fresh=True)
+    assert_same(copied, mood[0])
+
+
+def test_a_damaged_checkpoint_is_named_and_the_one_before_taken(encoder, parts, tmp_path):
+    folder, steps = tmp_path / "mood", []
+
+    def kept() -> list[Path]:
+        return sorted((folder / "checkpoints").glob("step-*"))
+
+    class StopWithTwo(StopAfter):
+        def progress(self, what, share, seconds_left):
+            if len(kept()) == 2:
+                raise Stop
+
+    with pytest.raises(Stop):
+        own(Run(encoder), folder, parts, observer=StopWithTwo(0), save_seconds=0.0).train()
+    steps = [path.name for path in kept()]
+    (kept()[-1] / "state.json").write_text("{}")
+    told = Messages()
+    own(Run(encoder), folder, parts, observer=told).train()
+    assert any(f"skipped the damaged checkpoint {steps[-1]}" in line for line in told.said)
+
+
+@pytest.mark.parametrize("left", [b"", b'{"step": 12, "tokens": 1, "seconds": 1}\n', b"\xff"])
+def test_lost_lines_of_metrics_are_said_and_measured_again(left, encoder, parts, mood, copied):
+    (copied / "metrics.jsonl").write_bytes(left)
+    told = Messages()
+    results = own(Run(encoder), copied, parts, observer=told).train()
+    assert any("metrics.jsonl has" in line and "lost" in line for line in told.said)
+    kept = {key: value for key, value in results["last"].items() if key != "seconds"}
+    assert kept == {key: value for key, value in mood[1]["last"].items() if key != "seconds"}
+    assert results["test"]["accuracy"] == mood[1]["test"]["accuracy"]
+
+
+@pytest.mark.parametrize("gone", [["classifier.json"], ["tokenizer.json"], ["classifier.json", "tokenizer.json"]])
+def test_killed_while_it_describes_itself_it_goes_on(gone, encoder, parts, mood, tmp_path, monkeypatch):
+    """Whichever of the two files comes first: the next one finds its own folder."""
+    import skipless.tasks.own_labels as module
+
+    for name, path in (("classifier.json", "write_json"), ("tokenizer.json", "Tokenizer.save")):
+        if name in gone:
+            owner = module if path == "write_json" else Tokenizer
+            monkeypatch.setattr(owner, path.rpartition(".")[2], leave)
+    folder = tmp_path / "mood"
+    with pytest.raises(Stop):
+        own(Run(encoder), folder, parts).train()
+    monkeypatch.undo()
+    own(Run(encoder), folder, parts).train()
+    assert_same(folder, mood[0])
+
+
+def leave(*_: object) -> None:
+    raise Stop
+
+
+def test_killed_while_it_clears_a_folder_it_goes_on(encoder, parts, mood, copied, monkeypatch):
+    import skipless.tasks.own_labels as module
+
+    removed = []
+
+    def remove(path, *_, **__):
+        removed.append(path.name)
+        if len(removed) > 3:
+            raise Stop
+        shutil.rmtree(path) if path.is_dir() else path.unlink(missing_ok=True)
+
+    monkeypatch.setattr(module, "remove_folder", remove)
+    monkeypatch.setattr(Path, "unlink", remove)
+    with pytest.raises(Stop):
+        own(Run(encoder), copied, parts).train(fresh=True)
+    monkeypatch.undo()
+    own(Run(encoder), copied, parts).train(fresh=True)
+    assert_same(copied, mood[0])
+
+
+def test_a_folder_that_vanishes_is_status_3(encoder, parts, tmp_path):
+    folder = tmp_path / "mood"
+
+    class Vanish(StopAfter):
+        def progress(self, what, share, seconds_left):
+            shutil.rmtree(folder, ignore_errors=True)
+
+    with pytest.raises(UserError, match="is no longer there, so step 1 is not saved") as caught:
+        own(Run(encoder), folder, parts, observer=Vanish(0), save_seconds=0.0).train()
+    assert caught.value.status == 3
+    assert not folder.exists()
+
+
+# ------------------------------------------------------------------------------ where answers go
+
+
+def test_answers_go_through_a_link_and_appear_in_one_piece(mood, parts, tmp_path, capsys):
+    (tmp_path / "real.jsonl").write_text("old\n")
+    (tmp_path / "link.jsonl").symlink_to("real.jsonl")
+    words = ["predict", str(mood[0]), "--input", str(parts[2]), "--text", "body", "--output"]
+    assert skipless([*words, str(tmp_path / "link.jsonl")]) == 0
+    assert (tmp_path / "link.jsonl").is_symlink()
+    assert (tmp_path / "real.jsonl").read_text().count("\n") == 18
+    (tmp_path / "rows.tsv").write_text("body\nalpha + +\nalpha\ttoo many\n")
+    bad = ["predict", str(mood[0]), "--input", str(tmp_path / "rows.tsv"), "--text", "body", "--batch-size", "1"]
+    before = (tmp_path / "real.jsonl").read_text()
+    assert skipless([*bad, "--output", str(tmp_path / "real.jsonl")]) == 2
+    assert (tmp_path / "real.jsonl").read_text() == before
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["link.jsonl", "real.jsonl", "rows.tsv"]
+
+
+def test_a_device_or_a_pipe_is_not_replaced_by_answers(mood, parts, tmp_path, capsys):
+    os.mkfifo(tmp_path / "pipe")
+    words = ["predict", str(mood[0]), "--input", str(parts[2]), "--text", "body", "--output", str(tmp_path / "pipe")]
+    assert skipless(words) == 2
+    assert "is not a file" in capsys.readouterr().err
+    assert (tmp_path / "pipe").is_fifo()
+
+
+def test_the_next_command_can_be_pasted(encoder, parts, tmp_path, capsys):
+    words = command(encoder, parts, tmp_path / "my runs")
+    assert skipless([*words, "--name", "it's; mine", "--set", "epochs=1"]) == 0
+    said = capsys.readouterr().out
+    pasted = shlex.split(said[said.index("next: skipless ") :].removeprefix("next: skipless "))
+    assert pasted == ["predict", str(tmp_path / "my runs" / "it's; mine"), "--input", "FILE", "--text", "body"]

@@ -8,7 +8,7 @@ from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
-from skipless.analysis.plotting import COLOURS, pyplot
+from skipless.analysis.plotting import COLOURS, pyplot, save_figure
 from skipless.experiments.outcome import Finding, Plot, Series
 from skipless.experiments.report.axes import (
     bar_places,
@@ -25,7 +25,7 @@ from skipless.experiments.report.axes import (
     y_limits,
 )
 from skipless.experiments.report.styles import Style, styles
-from skipless.storage.files import make_folder, write_bytes, write_text
+from skipless.storage.files import make_folder, write_text
 
 
 def save_plots(finding: Finding, folder: Path) -> list[Path]:
@@ -82,11 +82,8 @@ def draw(
         panels[0][0].set_ylabel(plain_text(plot.y_label))
         figure.suptitle(plain_text(plot.title), fontsize=10)
         _draw_legend(figure, panels[0][-1], plot)
-        kind, out = path.suffix.lower().removeprefix("."), io.BytesIO()
-        metadata = {"png": {"Software": None}, "svg": {"Date": None}, "pdf": {"CreationDate": None}}[kind]
-        figure.savefig(out, format=kind, dpi=140, metadata=metadata)
-        plt.close(figure)
-    write_bytes(path, out.getvalue())
+        undated = {".png": {"Software": None}, ".svg": {"Date": None}, ".pdf": {"CreationDate": None}}
+        save_figure(figure, path, dpi=140, metadata=undated[path.suffix.lower()])
     return path
 
 

@@ -4,6 +4,7 @@ Nothing is computed here that `skipless.nn` does not: the bare model is the same
 """
 
 import os
+from collections.abc import Sequence
 from functools import cache
 from typing import Any, TypedDict, Unpack
 
@@ -13,6 +14,7 @@ from transformers.cache_utils import Cache, DynamicCache
 from transformers.modeling_layers import GradientCheckpointingLayer
 from transformers.modeling_outputs import BaseModelOutputWithPast
 from transformers.modeling_utils import PreTrainedModel
+from transformers.models.auto.modeling_auto import MODEL_FOR_CAUSAL_LM_MAPPING_NAMES
 from transformers.utils import logging
 from transformers.utils.output_capturing import capture_outputs
 
@@ -22,10 +24,11 @@ from skipless.interop.hf.configuration import SkiplessConfig
 from skipless.interop.hf.passes import Pass, packed_documents, read_mask
 from skipless.nn.init import init_weights
 from skipless.nn.kernels.install import install
+from skipless.nn.kernels.predicate import have_no_hooks
 from skipless.nn.masks import MaskLike
 from skipless.nn.model import Transformer
 from skipless.nn.positions import Rope
-from skipless.nn.stack import Stack, check_ids, check_length
+from skipless.nn.stack import PARTS, Stack, check_ids, check_length
 
 logger = logging.get_logger(__name__)
 
@@ -80,6 +83,7 @@ class SkiplessPreTrainedModel(PreTrainedModel):
     def __init__(self, config: SkiplessConfig, *inputs: Any, **more: Any) -> None:
         super().__init__(config, *inputs, **more)
         _tell_peft()
+        _tell_trainer()
         self.register_load_state_dict_pre_hook(_rename_earlier)
 
     @classmethod
@@ -144,6 +148,12 @@ def _tell_peft() -> None:
     known.setdefault(SkiplessConfig.model_type, ["query", "key", "up", "down"])
 
 
+@cache
+def _tell_trainer() -> None:
+    """Which model's labels are shifted: `Trainer` looks for its name in a table before it smooths them."""
+    MODEL_FOR_CAUSAL_LM_MAPPING_NAMES.setdefault(SkiplessConfig.model_type, "SkiplessForCausalLM")
+
+
 def _rename_earlier(module: nn.Module, tensors: dict[str, Any], prefix: str, *_: Any) -> None:
     """Names of earlier versions in a state dict, as those of today."""
     for name in list(tensors):
@@ -195,6 +205,10 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
                 if name in initial:
                     tensor.copy_(initial[name])
 
+    def through(self, inputs: Tensor, positions: Tensor, masks: Sequence[MaskLike]) -> Tensor:
+        """The pass, through as many blocks as the configuration says: who wants fewer for a while sets it there."""
+        return super().through(inputs, positions, masks[: self.config.n_layer])
+
     def step(self, layer: int, x: Tensor, mask: MaskLike, rope: Rope | None) -> Tensor:
         """Through one block."""
         return self.steps[layer](x, self.blocks[layer], mask, rope)
@@ -224,16 +238,16 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         wants_states = asked.get("output_hidden_states")
         wants_states = self.config.output_hidden_states if wants_states is None else wants_states
         mask = read_mask(attention_mask, inputs)
-        packed = packed_documents(position_ids) if mask is None and past_key_values is None else None
+        alone = mask is None and past_key_values is None
+        packed = packed_documents(position_ids, inputs.shape[0]) if alone else None
         if past_key_values is None and packed is None and self._may_cache(use_cache):
             past_key_values = DynamicCache()
         self._check_cache(past_key_values)
         self._check_positions(inputs, position_ids, past_key_values, packed)
         seen: list[Tensor] | None = [] if wants_matrices or self.config._attn_implementation == "eager" else None
-        in_place = (
-            seen is not None or wants_states or past_key_values is not None or (mask is not None and mask.ndim == 4)
-        )
-        if in_place or (self.config.positions == "alibi" and position_ids is not None):
+        in_place = seen is not None or wants_states or past_key_values is not None
+        in_place = in_place or (self.config.positions == "alibi" and position_ids is not None)
+        if in_place or (mask is not None and (mask.ndim == 4 or self._is_watched(mask))):
             shared = Pass(
                 self.config, self.causal, inputs, past_key_values, mask, position_ids, packed, seen is not None
             )
@@ -241,7 +255,15 @@ class SkiplessModel(SkiplessPreTrainedModel, Stack):
         else:
             hidden = self.encode(inputs, mask, packed, position_ids)
         matrices: Any = tuple(seen) if seen is not None and wants_matrices else None
-        return BaseModelOutputWithPast(hidden, past_key_values, attentions=matrices)  # pyrefly: ignore
+        place: Any = () if wants_states else None  # which `capture_outputs` fills: it stands before the matrices
+        return BaseModelOutputWithPast(hidden, past_key_values, place, matrices)  # pyrefly: ignore
+
+    def _is_watched(self, real: Tensor) -> bool:
+        """Whether a hook, or somebody's own forward, would see tokens that were moved away from padding before them."""
+        parts: list[Any] = [getattr(self, name) for name in PARTS]
+        if not self.causal or have_no_hooks(*(module for part in parts for module in part.modules())):
+            return False
+        return torch.compiler.is_compiling() or bool((real[:, 1:] > real[:, :-1]).any())
 
     def _check_attention(self) -> None:
         """Whoever runs a model for others, vLLM for one, sets the name of its attention in the configuration itself."""

@@ -12,7 +12,8 @@ import warnings
 from collections.abc import Iterable
 from importlib.metadata import version
 from importlib.resources import files
-from pathlib import PurePosixPath
+from importlib.util import decode_source
+from pathlib import Path, PurePosixPath
 
 from skipless.config.model import ModelConfig
 from skipless.config.parts import parts_in
@@ -64,7 +65,7 @@ def _plugin_sources(config: ModelConfig | None) -> dict[str, str]:
     """Name → source of each plugin whose parts a model has, if it is one file that can stand by itself."""
     found = {}
     for plugin in {part.plugin for part in parts_in(config) if part.plugin} if config else ():
-        source = plugin.file.read_text(encoding="utf-8") if plugin.file and plugin.file.is_file() else None
+        source = _source(plugin.file) if plugin.file and plugin.file.is_file() else None
         problem = "its source is no file" if source is None else _problem(source)
         if source is None or problem:
             warnings.warn(
@@ -76,6 +77,12 @@ def _plugin_sources(config: ModelConfig | None) -> dict[str, str]:
         else:
             found[plugin.name.rpartition(".")[2]] = source
     return found
+
+
+def _source(file: Path) -> str:
+    """The text of a source in any encoding, without the comment that names it: it travels as UTF-8."""
+    first, *rest = decode_source(file.read_bytes()).split("\n", 2)
+    return "\n".join([*(re.sub(r"coding([:=])", r"written as\1", line) for line in (first, *rest[:1])), *rest[1:]])
 
 
 def _problem(source: str) -> str | None:

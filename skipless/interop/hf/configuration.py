@@ -42,7 +42,11 @@ class SkiplessConfig(PreTrainedConfig):
 
     def __post_init__(self, **kwargs: Any) -> None:
         """Check the model's keys and keep them as plain values, which go to JSON and back."""
-        given = {self.attribute_map.get(key, key): value for key, value in kwargs.items()}
+        given: dict[str, Any] = {}
+        for name, value in kwargs.items():
+            key = self.attribute_map.get(name, name)
+            if given.setdefault(key, value) != value:
+                raise UserError(f"{key} is given twice, by this name and by that of transformers, with another value")
         own = {key: given.pop(key) for key in ModelConfig.model_fields if key in given}
         try:
             checked = ModelConfig.model_validate(own)
@@ -53,6 +57,14 @@ class SkiplessConfig(PreTrainedConfig):
         for key, value in checked.model_dump(mode="json").items():
             setattr(self, key, value)
         super().__post_init__(**given)
+
+    def to_dict(self) -> dict[str, Any]:
+        """Every key, and one by both its names: PEFT looks in here whether the head is tied."""
+        return {**super().to_dict(), "tie_word_embeddings": self.tie_embeddings}
+
+    def to_diff_dict(self) -> dict[str, Any]:
+        """What is written: each key once."""
+        return {key: value for key, value in super().to_diff_dict().items() if key != "tie_word_embeddings"}
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *others: Any, **more: Any) -> None:
         """Write config.json, and the files that it names for those who do not have this package."""

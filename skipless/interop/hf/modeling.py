@@ -5,7 +5,6 @@ Nothing is computed here that `skipless.nn` does not.
 Shapes: B batch, T tokens, t new tokens, d width, V vocabulary.
 """
 
-from functools import partial
 from typing import Any, ClassVar, Unpack
 
 import torch
@@ -13,7 +12,7 @@ import torch.nn.functional as F
 from torch import Tensor, nn
 from transformers.cache_utils import Cache
 from transformers.generation.utils import GenerationMixin
-from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss
+from transformers.loss.loss_utils import ForCausalLMLoss, ForMaskedLMLoss, ForSequenceClassificationLoss
 from transformers.modeling_outputs import (
     CausalLMOutputWithPast,
     MaskedLMOutput,
@@ -31,6 +30,7 @@ from skipless.interop.hf.losses import (
     LateCausalLMOutput,
     LateMaskedLMOutput,
     chunked_loss,
+    foreseeable,
     serves,
     with_late_logits,
 )
@@ -49,6 +49,12 @@ __all__ = [
 logger = logging.get_logger(__name__)
 
 FOR_LOSS = ("num_items_in_batch", "shift_labels")
+
+
+def _for_loss(asked: dict[str, Any]) -> dict[str, Any]:
+    """Take out what is meant for the loss, if it was given: a loss of somebody's own may know nothing of it."""
+    taken = {key: asked.pop(key, None) for key in FOR_LOSS}
+    return {key: value for key, value in taken.items() if value is not None}
 
 
 class WithHead(SkiplessPreTrainedModel):
@@ -127,12 +133,14 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
     ) -> CausalLMOutputWithPast:
         """Logits (B, t, V) of the tokens, or of the last `logits_to_keep`; `labels` are the ids, shifted here.
 
+        The first token of a row that is padded on the left has no loss: what stands before it is not text.
         With a cache the ids are the new tokens, and `attention_mask` covers all tokens so far. In training the loss is
         computed without holding all logits, and these are made if somebody reads them.
         """
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, *FOR_LOSS)
-        more = {key: asked.pop(key, None) for key in FOR_LOSS}
-        has_loss = labels is not None or more["shift_labels"] is not None
+        more = _for_loss(asked)
+        has_loss = labels is not None or "shift_labels" in more
+        labels = foreseeable(labels, attention_mask)
         if use_cache is None and has_loss:
             use_cache = False
         found = self.base(input_ids, attention_mask, position_ids, past_key_values, inputs_embeds, use_cache, **asked)
@@ -140,13 +148,15 @@ class SkiplessForCausalLM(LanguageModel, GenerationMixin):
         rest = (found.past_key_values, found.hidden_states, found.attentions)
         whole = isinstance(logits_to_keep, int) and logits_to_keep == 0
         if has_loss and whole and self._trains_in_chunks(hidden, ForCausalLMLoss):
-            target = more["shift_labels"]
+            target = more.get("shift_labels")
             target = F.pad(labels, (0, 1), value=IGNORED)[..., 1:] if target is None else target  # pyrefly: ignore
-            loss = chunked_loss(hidden, self.lm_head.weight, target, more["num_items_in_batch"])
-            loss = with_late_logits(loss, partial(self.lm_head, hidden))
+            loss = chunked_loss(hidden, self.lm_head.weight, target, more.get("num_items_in_batch"))
+            loss = with_late_logits(loss, self.lm_head, hidden)
             return LateCausalLMOutput(loss, None, *rest)  # pyrefly: ignore
         logits = self.lm_head(slice_logits_to_keep(hidden, logits_to_keep))
-        loss = self.loss_function(logits, labels, logits.shape[-1], **more) if has_loss else None
+        loss = None
+        if has_loss:
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **more)
         return CausalLMOutputWithPast(loss, logits, *rest)
 
     def _prepare_generated_length(self, generation_config: Any, *others: Any, **more: Any) -> Any:
@@ -192,17 +202,17 @@ class SkiplessForMaskedLM(LanguageModel):
     ) -> MaskedLMOutput:
         """Logits (B, T, V); labels of −100 have no loss."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
-        n_items = asked.pop("num_items_in_batch", None)
+        more = _for_loss(asked)
         found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked)
         hidden, rest = found.last_hidden_state, (found.hidden_states, found.attentions)
         if labels is not None and self._trains_in_chunks(hidden, ForMaskedLMLoss):
-            loss = chunked_loss(hidden, self.lm_head.weight, labels, n_items)
-            loss = with_late_logits(loss, partial(self.lm_head, hidden))
+            loss = chunked_loss(hidden, self.lm_head.weight, labels, more.get("num_items_in_batch"))
+            loss = with_late_logits(loss, self.lm_head, hidden)
             return LateMaskedLMOutput(loss, None, *rest)  # pyrefly: ignore
         logits = self.lm_head(hidden)
         loss = None
         if labels is not None:
-            loss = self.loss_function(logits, labels, logits.shape[-1], num_items_in_batch=n_items)
+            loss = self.loss_function(logits=logits, labels=labels, vocab_size=logits.shape[-1], **more)
         return MaskedLMOutput(loss, logits, *rest)
 
 
@@ -235,7 +245,7 @@ class SkiplessForSequenceClassification(WithHead):
     ) -> SequenceClassifierOutput:
         """Logits (B, num_labels)."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
-        more = {"num_items_in_batch": asked.pop("num_items_in_batch", None)}
+        more = _for_loss(asked)
         alone: dict[str, Any] = {"use_cache": False} if self.causal else {}
         found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked, **alone)
         hidden = found.last_hidden_state
@@ -247,6 +257,9 @@ class SkiplessForSequenceClassification(WithHead):
         loss = None
         if labels is not None:
             loss = self.loss_function(labels=labels, pooled_logits=logits, config=self.config, **more)
+            is_mean = self.config.problem_type in ("regression", "multi_label_classification")
+            if more and is_mean and self.loss_function is ForSequenceClassificationLoss:  # whatever it is told
+                loss = loss * labels.numel() / more["num_items_in_batch"]
         return SequenceClassifierOutput(loss, logits, found.hidden_states, found.attentions)
 
 
@@ -273,10 +286,12 @@ class SkiplessForTokenClassification(WithHead):
     ) -> TokenClassifierOutput:
         """Logits (B, T, num_labels); labels of −100 have no loss."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
-        more = {"num_items_in_batch": asked.pop("num_items_in_batch", None)}
+        more = _for_loss(asked)
         found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked)
         logits = self.classifier(self.dropout(found.last_hidden_state))
-        loss = None if labels is None else self.loss_function(logits, labels, self.config, **more)
+        loss = None
+        if labels is not None:
+            loss = self.loss_function(logits=logits, labels=labels, config=self.config, **more)
         return TokenClassifierOutput(loss, logits, found.hidden_states, found.attentions)
 
 
@@ -302,10 +317,10 @@ class SkiplessForQuestionAnswering(WithHead):
     ) -> QuestionAnsweringModelOutput:
         """Logits (B, T) of the beginning and of the end."""
         asked = refuse_unknown(dict(kwargs), position_ids, *OF_OUTPUT, "num_items_in_batch")
-        asked.pop("num_items_in_batch", None)
+        more = _for_loss(asked)
         found = self.base(input_ids, attention_mask, position_ids, None, inputs_embeds, **asked)
         start, end = self.qa_outputs(found.last_hidden_state).unbind(-1)
         loss = None
         if start_positions is not None and end_positions is not None:
-            loss = self.loss_function(start, end, start_positions, end_positions)
+            loss = self.loss_function(start, end, start_positions, end_positions, **more)
         return QuestionAnsweringModelOutput(loss, start, end, found.hidden_states, found.attentions)  # pyrefly: ignore

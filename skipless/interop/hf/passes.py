@@ -57,7 +57,16 @@ class Pass:
         self._centring: Tensor | None = None
 
     def _check(self, config: Any, inputs: Tensor, padding: Tensor | None, documents: Tensor | None) -> None:
-        if torch.compiler.is_compiling():
+        compiling = torch.compiler.is_compiling()
+        for layer in () if self.cache is None else self.cache.layers:
+            if getattr(layer, "is_sliding", False) and (
+                compiling or int(self.first) + self.new > layer.get_max_length()
+            ):
+                raise UserError(
+                    f"this cache forgets what came more than {layer.get_max_length()} tokens before, "
+                    "and these models see everything: leave config.sliding_window unset"
+                )
+        if compiling:
             return
         if self.cache is not None and config.block["beta_sa"] is None:
             raise UserError("without attention nothing is remembered: this block needs use_cache=False")
@@ -182,11 +191,11 @@ def read_mask(given: Tensor | None, inputs: Tensor) -> Tensor | None:
     return given.masked_fill(given <= torch.finfo(given.dtype).min / 2, float("-inf"))
 
 
-def packed_documents(positions: Tensor | None) -> Tensor | None:
+def packed_documents(positions: Tensor | None, batch: int) -> Tensor | None:
     """The documents (B, T) of rows in which several are packed: one begins wherever positions do not go on by one."""
     if positions is None:
         return None
     begins = positions[:, 1:] != positions[:, :-1] + 1
     if not torch.compiler.is_compiling() and not bool(begins.any()):
         return None
-    return torch.nn.functional.pad(begins.long(), (1, 0)).cumsum(-1)
+    return torch.nn.functional.pad(begins.long(), (1, 0)).cumsum(-1).expand(batch, -1)

@@ -26,6 +26,7 @@ def trained(model, ids, steps=30, **inputs):
     return losses
 
 
+@pytest.mark.filterwarnings("ignore:Model has `tie_word_embeddings=True`")  # which is what is tested
 @pytest.mark.parametrize("tied", [True, False])
 def test_lora_on_the_head(tied):
     """Its update is seen in the logits and gets gradients, in eval mode and in training, and can be merged."""
@@ -48,6 +49,26 @@ def test_lora_on_the_head(tied):
     if not tied:  # merging into a tied head would change the embedding, too
         merged = adapted.eval().merge_and_unload()
         torch.testing.assert_close(merged(ids).logits, expected, rtol=1e-4, atol=1e-4)
+
+
+@pytest.mark.parametrize("tied", [True, False])
+def test_new_rows_for_some_tokens(tied):
+    """Trained in the embedding, and with it in a head that is tied; merged, they are the same."""
+    model = make("sas-p", dtype=torch.float32, tie_embeddings=tied)
+    ids = torch.randint(4, V, (2, 9))
+    rows = model.lm_head.weight.detach().clone()
+    before = model(ids).logits
+    adapted = lora(model, target_modules=["query"], trainable_token_indices=[1, 2])
+    trained(adapted, ids, steps=5)
+    adapted.eval()
+    with torch.no_grad():
+        found = adapted(input_ids=ids).logits
+        merged = adapted.merge_and_unload()
+        torch.testing.assert_close(merged(ids).logits, found, rtol=1e-4, atol=1e-4)
+    assert not torch.allclose(found, before)
+    moved = (merged.lm_head.weight - rows).abs().amax(1)
+    assert set(moved.nonzero().flatten().tolist()) == ({1, 2} if tied else set())
+    assert (merged.lm_head.weight is merged.model.embedding.weight) == tied
 
 
 @pytest.mark.parametrize("block", ["pre-ln", "sas", "sas-p"])

@@ -87,6 +87,15 @@ def test_packed_documents_are_as_if_alone(block, positions, kind):
         torch.testing.assert_close(model(**batch, labels=labels).loss, sum(losses) / 52)
 
 
+def test_positions_of_one_row_hold_for_all():
+    model = make()
+    ids, positions = torch.randint(V, (2, 9)), torch.tensor([[0, 1, 2, 3, 0, 1, 2, 3, 4]])
+    for given_positions in (positions, positions - positions + torch.arange(9)):
+        expected = model(ids, position_ids=given_positions.expand(2, -1)).logits
+        torch.testing.assert_close(model(ids, position_ids=given_positions).logits, expected)
+    assert not torch.allclose(model(ids, position_ids=positions).logits, expected)
+
+
 def test_documents_longer_than_the_context_are_refused():
     model = make()
     positions = torch.cat([torch.arange(10), torch.arange(49)])[None]
@@ -194,6 +203,30 @@ def test_what_changes_nothing_is_taken():
     ids = torch.randint(V, (2, 7))
     more = {"token_type_ids": torch.ones_like(ids), "cache_position": torch.arange(7)}
     torch.testing.assert_close(model(ids, **more).logits, model(ids).logits, rtol=0, atol=0)
+
+
+@pytest.mark.parametrize("positions", POSITIONS)
+@pytest.mark.parametrize("training", [True, False])
+def test_hooks_see_tokens_where_they_stand(positions, training):
+    """Padding is moved aside where nobody looks; what a hook saw would have the right shape and another order."""
+    model = make("sas", positions=positions).train(training)
+    row, padded, mask = torch.randint(V, (1, 4)), torch.randint(V, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    padded[0, 5:], mask[0, :5] = row[0], 0
+    plain = model(padded, mask, use_cache=False).logits
+    seen = {}
+    parts = {
+        "embedding": model.model.embedding,
+        "block": model.model.blocks[0],
+        "key": model.model.blocks[1].attention.key,
+    }
+    for name, part in parts.items():
+        part.register_forward_hook(lambda module, _, output, name=name: seen.update({name: output}))
+    found = model(padded, mask, use_cache=False).logits
+    torch.testing.assert_close(found[mask.bool()], plain[mask.bool()])
+    behind = {name: output[0, 5:] for name, output in seen.items()}
+    model(row, use_cache=False)
+    for name, output in behind.items():
+        torch.testing.assert_close(output, seen[name][0], msg=name)
 
 
 # -------------------------------------------------------------------------------------- matrices

@@ -141,6 +141,19 @@ def test_a_cache_changes_nothing(block, positions, kind, cuts, gaps):
     assert error <= 1e-9 * max(1.0, expected.abs().max())
 
 
+@pytest.mark.parametrize("kind", ["dynamic", "static"])
+def test_a_cache_that_forgets_is_refused(kind):
+    """Up to its window it is as any other; behind it attention and C·V would be those of another model."""
+    model = make("sas")
+    ids = torch.randint(1, V, (1, 8))
+    how = {"do_sample": False, "pad_token_id": 0, "cache_implementation": kind}
+    expected = model.generate(ids, max_new_tokens=5, **how)
+    model.config.sliding_window = 12
+    assert torch.equal(model.generate(ids, max_new_tokens=5, **how), expected)  # the last one is not remembered
+    with pytest.raises(ValueError, match="forgets what came more than 12 tokens before"):
+        model.generate(ids, max_new_tokens=6, **how)
+
+
 def test_a_cache_is_made_when_it_may_be_of_use():
     model = make()
     ids = torch.randint(V, (1, 4))
@@ -318,36 +331,6 @@ def test_static_cache_can_be_traced_whole(block):
     assert torch.equal(model.generate(ids, cache_implementation="static", compile_config=compiled, **how), expected)
 
 
-# ------------------------------------------------------------------------------------ training
-
-
-@pytest.mark.parametrize("block", ["pre-ln", "sas", "sas-p"])
-def test_gradient_checkpointing_gives_the_same_gradients(block):
-    model = make(block).train()
-    ids = torch.randint(V, (2, 9))
-    passes = []
-    for part in model.model.blocks:
-        part.attention.register_forward_hook(lambda *_: passes.append(1))
-
-    def gradients():
-        passes.clear()
-        model.zero_grad()
-        model(ids, labels=ids).loss.backward()
-        return [parameter.grad.clone() for parameter in model.parameters()], len(passes)
-
-    expected, once = gradients()
-    model.gradient_checkpointing_enable()
-    assert model.is_gradient_checkpointing
-    found, twice = gradients()
-    assert (once, twice) == (2, 4)
-    for one, other in zip(found, expected, strict=True):
-        torch.testing.assert_close(one, other)
-    with torch.no_grad():
-        assert model.eval()(ids).past_key_values.get_seq_length() == 9
-    model.train().gradient_checkpointing_disable()
-    assert gradients()[1] == 2
-
-
 # -------------------------------------------------------------------------- configuration, weights
 
 
@@ -358,6 +341,12 @@ def test_configuration_is_checked_and_kept():
     assert cfg.block.beta_ff.init == 0.2
     assert SkiplessConfig.from_dict(config.to_dict()).to_model_config() == cfg
     assert SkiplessConfig(**cfg.model_dump()).to_model_config() == cfg
+    for tied in (True, False):  # PEFT asks by the name of transformers
+        made = SkiplessConfig(tie_word_embeddings=tied)
+        assert made.to_dict()["tie_word_embeddings"] == made.to_dict()["tie_embeddings"] == tied
+        assert "tie_word_embeddings" not in made.to_diff_dict()
+    with pytest.raises(ValueError, match="d_model is given twice"):
+        SkiplessConfig(hidden_size=32, d_model=64)
     with pytest.raises(ValueError, match="n_head 5 does not divide"):
         SkiplessConfig(n_head=5)
     with pytest.raises(ValueError, match="did you mean 'sas'"):

@@ -38,23 +38,40 @@ def folders(tmp_path_factory):
     return place
 
 
-def test_tokenisers_ask_for_no_code(folders, monkeypatch):
-    """With the package by its Auto class; without it, a process that has only transformers, by its own class."""
+WITHOUT_THE_PACKAGE = """
+import builtins, json, sys
+sys.modules['skipless'] = None
+asked = []
+builtins.input = lambda question: asked.append(question) or 'n'
+from transformers import AutoTokenizer, PreTrainedTokenizerFast
+folder, text = sys.argv[1:]
+found = {
+    'own class': PreTrainedTokenizerFast.from_pretrained(folder)(text)['input_ids'],
+    'told': AutoTokenizer.from_pretrained(folder, trust_remote_code=False)(text)['input_ids'],
+}
+quiet = not asked
+found['asked'] = AutoTokenizer.from_pretrained(folder)(text)['input_ids']
+code = [name for name in sys.modules if name.startswith('transformers_modules')]
+print(json.dumps([found, quiet, len(asked), code]))
+"""
+
+
+def test_tokenisers_need_no_code(folders, monkeypatch):
+    """With the package nothing is asked; without it, nothing by two ways, and the third opens on a no, too."""
 
     def ask(*_):
         raise AssertionError("transformers asked whether to run the code of the folder")
 
     monkeypatch.setattr("builtins.input", ask)
     expected = AutoTokenizer.from_pretrained(folders / "causal")(TEXT)["input_ids"]
-    code = (
-        "import builtins, json, sys\nsys.modules['skipless'] = None\n"
-        "def ask(*_): raise SystemExit(9)\nbuiltins.input = ask\n"
-        "from transformers import PreTrainedTokenizerFast\n"
-        "print(json.dumps(PreTrainedTokenizerFast.from_pretrained(sys.argv[1])(sys.argv[2])['input_ids']))"
-    )
-    done = subprocess.run([sys.executable, "-c", code, folders / "causal", TEXT], capture_output=True, text=True)
+    command = [sys.executable, "-c", WITHOUT_THE_PACKAGE, folders / "causal", TEXT]
+    done = subprocess.run(command, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr[-2000:]
-    assert json.loads(done.stdout) == expected
+    found, quiet, questions, code = json.loads(done.stdout)
+    assert all(ids == expected for ids in found.values())
+    assert quiet
+    assert questions == 1, "transformers no longer asks: docs/hugging-face.md can say so"
+    assert not code
 
 
 def test_features(folders):

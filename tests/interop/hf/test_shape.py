@@ -12,7 +12,6 @@ from torch import nn
 from transformers import AutoModel, AutoModelForCausalLM, AutoModelForSequenceClassification, DynamicCache
 
 import skipless
-from skipless import BLOCKS
 from skipless.interop.hf import (
     SkiplessConfig,
     SkiplessForCausalLM,
@@ -146,12 +145,59 @@ def test_states_and_matrices_of_every_model(kind):
     torch.testing.assert_close(output.hidden_states[-1], model.base_model(ids).last_hidden_state)
 
 
+@pytest.mark.parametrize("kind", [SkiplessModel, *HEADS])
+@pytest.mark.parametrize("asked", ["by argument", "by configuration"])
+def test_a_tuple_is_the_output_in_its_order(kind, asked):
+    model = make("sas", kind)
+    ids, mask = torch.randint(V, (2, 9)), torch.ones(2, 9, dtype=torch.long)
+    mask[0, :2] = 0
+    how = {"output_hidden_states": True, "output_attentions": True, "attention_mask": mask}
+    if kind in HEADS:
+        labels = {SkiplessForSequenceClassification: ids[:, 0] % 2, SkiplessForTokenClassification: ids % 2}
+        how["labels"] = labels.get(kind, ids)
+    if kind is SkiplessForQuestionAnswering:
+        how["start_positions"] = how["end_positions"] = how.pop("labels")[:, 0] % 9
+    output = model(ids, **how)
+    if asked == "by argument":
+        found = model(ids, **how, return_dict=False)
+    else:
+        model.config.return_dict = False
+        found = model(ids, **how)
+    assert isinstance(found, tuple)
+    names = [name for name in output if name != "past_key_values"]
+    assert names[-2:] == ["hidden_states", "attentions"]
+    values = [value for value in found if isinstance(value, torch.Tensor | tuple)]
+    torch.testing.assert_close(values, [output[name] for name in names])
+
+
 # ------------------------------------------------------------------------------------ weights
 
 
+def test_weights_of_another_shape(tmp_path):
+    """They are refused, or made anew where that is asked for; everything else is as it was saved."""
+    model = make("sas-p", SkiplessForSequenceClassification, dtype=torch.float32)
+    model.save_pretrained(tmp_path)
+    more, smaller = {"ignore_mismatched_sizes": True}, SkiplessConfig.from_pretrained(tmp_path, vocab_size=10)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=7)
+    with pytest.raises(RuntimeError, match="ignore_mismatched_sizes"):
+        AutoModel.from_pretrained(tmp_path, config=smaller)
+    opened = AutoModelForSequenceClassification.from_pretrained(tmp_path, num_labels=7, **more)
+    ids = torch.randint(10, (2, 9))
+    assert opened(ids).logits.shape == (2, 7)
+    assert 0.005 < opened.classifier.weight.std() < 0.04
+    torch.testing.assert_close(opened.base_model(ids), model.base_model(ids))
+    bare = AutoModel.from_pretrained(tmp_path, config=smaller, **more)
+    assert bare.embedding.weight.shape == (10, 24)
+    kept = [name for name in bare.state_dict() if name != "embedding.weight"]
+    assert all(torch.equal(bare.state_dict()[name], model.base_model.state_dict()[name]) for name in kept)
+    assert bare(ids).last_hidden_state.isfinite().all()
+
+
 @pytest.mark.parametrize("tied", [True, False])
-def test_nothing_is_initialised_twice(tied):
-    model = make("sas", dtype=torch.float32, tie_embeddings=tied)
+@pytest.mark.parametrize("kind", HEADS)
+def test_nothing_is_initialised_twice(kind, tied):
+    model = make("sas", kind, dtype=torch.float32, tie_embeddings=tied)
     model.resize_token_embeddings(V + 3)
     for one in (model, copy.deepcopy(model)):
         before = {name: tensor.clone() for name, tensor in one.state_dict().items()}
@@ -248,16 +294,6 @@ def test_eager_is_the_explicit_form_and_others_are_refused():
     fast.config._attn_implementation_internal = "vllm"  # as a server sets it
     with pytest.raises(ValueError, match="'vllm' gives A·V alone"):
         fast(ids)
-
-
-@pytest.mark.parametrize("block", BLOCKS)
-def test_checkpointing_with_a_cache_is_refused(block):
-    model = make(block).train()
-    model.gradient_checkpointing_enable()
-    ids = torch.randint(V, (1, 4))
-    assert model(ids, use_cache=True).past_key_values is None
-    with pytest.raises(ValueError, match="would fill a cache twice"):
-        model(ids, past_key_values=DynamicCache())
 
 
 def test_a_model_that_reads_has_no_cache():
