@@ -65,7 +65,7 @@ class Fault:
 
     @property
     def package(self) -> str:
-        """`nn` for skipless/nn/masks.py, `runs` for skipless/runs.py."""
+        """`nn` for skipless/nn/masks.py, `errors` for skipless/errors.py."""
         return Path(self.file).parts[1].removesuffix(".py")
 
     def problem(self, root: Path) -> str | None:

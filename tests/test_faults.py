@@ -77,14 +77,20 @@ def test_a_fault_is_in_the_code_while_its_tests_run(tmp_path):
 
 def test_published_runs_are_copied_and_runs_of_ones_own_are_not(tmp_path):
     """Tests read the archive, which is also called `runs`."""
-    for path in ("runs/mine/x", "docs/results/runs/theirs/x", "skipless/__pycache__/x", "skipless/runs.py", ".venv/x"):
+    for path in (
+        "runs/mine/x",
+        "docs/results/runs/theirs/x",
+        "skipless/__pycache__/x",
+        "skipless/runs/run.py",
+        ".venv/x",
+    ):
         (tmp_path / "root" / path).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / "root" / path).touch()
     faults.copy_checkout(tmp_path / "root", tmp_path / "copy")
     found = {
         path.relative_to(tmp_path / "copy").as_posix() for path in (tmp_path / "copy").rglob("*") if path.is_file()
     }
-    assert found == {"docs/results/runs/theirs/x", "skipless/runs.py"}
+    assert found == {"docs/results/runs/theirs/x", "skipless/runs/run.py"}
 
 
 @pytest.mark.parametrize(

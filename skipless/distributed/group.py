@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from skipless.nn.model import CausalLM, MaskedLM
-    from skipless.storage.checkpoints import Checkpoint
+    from skipless.storage.checkpoint import Checkpoint
 
     Model = CausalLM | MaskedLM
 

@@ -2,9 +2,9 @@
 
 from skipless.experiments import bits, checks  # they register themselves
 from skipless.experiments.experiment import EXPERIMENTS as REGISTERED
-from skipless.experiments.papers.simplifying import appendix, attention, bert, blocks, books
+from skipless.experiments.papers.simplifying import appendix, attention, bert, blocks, books, values
 
-__all__ = ["EXPERIMENTS", "appendix", "attention", "bert", "bits", "blocks", "books", "checks"]
+__all__ = ["EXPERIMENTS", "appendix", "attention", "bert", "bits", "blocks", "books", "checks", "values"]
 
 ORDER = (
     *("fig2", "fig3", "fig4", "fig5", "fig6", "fig7", "tab1", "tab2", "fig8", "vp-lr", "schedule", "matrix"),

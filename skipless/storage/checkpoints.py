@@ -1,12 +1,4 @@
-"""Checkpoints: write, verify, find and restore, with safetensors and JSON only; no pickle is read or written.
-
-    checkpoints/step-00000500/
-        model.safetensors, optimizer.safetensors, ...    named tensors, one file for each stem
-        state.json                                       everything else that a run needs to go on
-        manifest.json                                    step, score, size and SHA-256 of each file, and of itself
-
-Where no process has the whole of a tensor, each writes its rows, and a stem has several files:
-`model-00001-of-00004.safetensors`. A tensor is then the rows of all files that have its name, one below the other.
+"""The checkpoints of a run: saved in one piece, found, verified, pruned.
 
 A checkpoint is staged, forced to the disk and renamed, so a crash never leaves half of one. Damage that comes later is
 found by the hashes, and `Checkpoints.latest_valid` then falls back to an older one.
@@ -16,22 +8,16 @@ only then removes the old. A crash between the renames leaves the set-aside fold
 long as there is no other.
 """
 
-import math
 import re
 import shutil
 from collections.abc import Iterable, Iterator, Mapping
-from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from contextlib import contextmanager
 from itertools import islice
 from pathlib import Path
-from typing import Any, Self
+from typing import Any
 
-from pydantic import Field, ValidationError
-from safetensors import SafetensorError, safe_open
-from torch import Tensor
-
-from skipless.config.base import Config
-from skipless.errors import UserError, unknown
+from skipless.errors import UserError
+from skipless.storage.checkpoint import ASIDE, FOLDER, About, Checkpoint, fill, open_checkpoint, render_state
 from skipless.storage.files import (
     NO_ROOM,
     DiskFull,
@@ -41,83 +27,15 @@ from skipless.storage.files import (
     remove_folder,
     staged_folder,
     sweep,
-    to_json,
     write_text,
 )
-from skipless.storage.hashing import hash_bytes
-from skipless.storage.manifest import MANIFEST, Damaged, Depth, FileEntry, Manifest, Unreadable, parse_json, unreadable
+from skipless.storage.manifest import Damaged, FileEntry, Manifest, Unreadable, unreadable
 from skipless.storage.save_group import SaveGroup, SingleProcess
-from skipless.storage.tensors import TENSORS, NamedTensors, Rows, read_rows, write_tensors
-
-FORMAT = 1
-
-STATE = "state.json"
-
-AVERAGE = "ema"
-"""The stem of the weights' average over steps, beside `model`."""
-
-_ASIDE = ".old-"
-
-_FOLDER = re.compile(rf"({re.escape(_ASIDE)})?step-(?P<step>\d{{8,}})")
+from skipless.storage.tensors import TENSORS, NamedTensors, write_tensors
 
 _STEM = re.compile(r"[A-Za-z0-9_-]+")
 
-_SHARD = re.compile(r"(?P<stem>.+)-\d{5}-of-\d{5}")
-
 _MARGIN = 16 << 20  # room for the headers, the folder itself, and the log lines that others write meanwhile
-
-
-class About(Config):
-    """What the manifest of a checkpoint says beside its files."""
-
-    format: int = Field(FORMAT, description="Version of the layout of the folder.")
-    step: int = Field(ge=0, description="Optimiser steps taken.")
-    score: float | None = Field(description="Lower is better; none if it was not measured or not finite.")
-
-    @classmethod
-    def of(cls, manifest: Manifest) -> Self:
-        """Raises Damaged where the manifest is not that of a checkpoint which this version reads."""
-        if (found := manifest.about.get("format")) != FORMAT:
-            raise Damaged(f"{MANIFEST} is of format {found!r}, and this version reads {FORMAT}")
-        try:
-            return cls.model_validate(manifest.about)
-        except ValidationError as error:
-            raise Damaged(f"{MANIFEST} is not a checkpoint's: {error.errors()[0]['msg']}") from error
-
-
-@dataclass(frozen=True)
-class Checkpoint:
-    """A checkpoint that was found valid. Its tensors are read when they are asked for."""
-
-    path: Path
-    step: int
-    score: float | None
-    state: dict[str, Any]
-    files: Mapping[str, tuple[str, ...]]
-    """The names of the files of each stem, in the order of their rows."""
-
-    @property
-    def stems(self) -> tuple[str, ...]:
-        """What `tensors` can be asked for."""
-        return tuple(self.files)
-
-    def tensors(self, stem: str, rows: Rows = lambda name, shape: None) -> dict[str, Tensor]:
-        """The named tensors of a stem, `model` for `model.safetensors`, on the CPU, or only the rows that are wanted.
-
-        Tensors that were saved in parts come back in one piece.
-        """
-        if stem not in self.files:
-            raise unknown("tensor file", stem, self.stems)
-        try:
-            with ExitStack() as stack:
-                files = [stack.enter_context(safe_open(self.path / name, "pt")) for name in self.files[stem]]
-                holders: dict[str, list[Any]] = {}
-                for file in files:
-                    for name in file.keys():  # noqa: SIM118  (it is no mapping)
-                        holders.setdefault(name, []).append(file)
-                return {name: read_rows(name, holding, rows) for name, holding in holders.items()}
-        except (OSError, SafetensorError) as error:
-            raise UserError(f"{self.path}: {stem} can no longer be read: {error}") from error
 
 
 class Checkpoints:
@@ -179,14 +97,14 @@ class Checkpoints:
         self, path: Path, step: int, tensors: Mapping[str, NamedTensors], state: bytes, score: float | None
     ) -> None:
         """Stage the folder for all ranks, and put it in its place when the files of all are in it."""
-        aside = self.folder / f"{_ASIDE}{path.name}"
+        aside = self.folder / f"{ASIDE}{path.name}"
         with self._disk_full(step):
             if aside.exists() and path.exists():
                 remove_folder(aside)
             with staged_folder(path, set_aside=aside) as staging:
                 self.save_group.exchange(staging.name)
                 files = self._write(staging, step, tensors)
-                _fill(staging, step, files, state, score)
+                fill(staging, step, files, state, score)
             if self.note is not None and not self.note.exists():
                 write_text(self.note, "")
 
@@ -228,7 +146,7 @@ class Checkpoints:
         found: dict[int, Path] = {}
         # In this order `.old-step-<n>` comes before `step-<n>`, so what was set aside counts only where it is alone.
         for entry in sorted(self.folder.iterdir()) if self.folder.is_dir() else []:
-            if match := _FOLDER.fullmatch(entry.name):
+            if match := FOLDER.fullmatch(entry.name):
                 found[int(match["step"])] = entry
         return [found[step] for step in sorted(found)]
 
@@ -236,7 +154,7 @@ class Checkpoints:
     def verify(path: Path | str) -> str | None:
         """Why a checkpoint is damaged, or None. Reads all of it and checks names, sizes, hashes and formats."""
         try:
-            _open(Path(path))
+            open_checkpoint(Path(path))
         except Damaged as damage:
             return str(damage)
         return None
@@ -248,7 +166,7 @@ class Checkpoints:
         Where another process has just `verified` it, the hashes are not checked again.
         """
         try:
-            return _open(Path(path), "sizes" if verified else "all")
+            return open_checkpoint(Path(path), "sizes" if verified else "all")
         except Damaged as damage:
             raise UserError(f"{path} is not a valid checkpoint: {damage}") from None
 
@@ -257,7 +175,7 @@ class Checkpoints:
         damaged: list[tuple[Path, str]] = []
         for path in reversed(self.all()):
             try:
-                return _open(path), damaged
+                return open_checkpoint(path), damaged
             except Damaged as damage:
                 if path.exists():  # else the process that trains has just pruned it, and nothing is wrong
                     damaged.append((path, str(damage)))
@@ -290,11 +208,11 @@ class Checkpoints:
         sweep(self.folder)
         self._remove_superseded()
         for path in self._set_aside():
-            path.rename(path.with_name(path.name.removeprefix(_ASIDE)))
+            path.rename(path.with_name(path.name.removeprefix(ASIDE)))
             fsync(self.folder)
 
     def _set_aside(self) -> list[Path]:
-        return sorted(path for path in self.folder.glob(f"{_ASIDE}*") if _FOLDER.fullmatch(path.name))
+        return sorted(path for path in self.folder.glob(f"{ASIDE}*") if FOLDER.fullmatch(path.name))
 
     def _remove_superseded(self) -> None:
         standing = self.all()
@@ -315,7 +233,7 @@ class Checkpoints:
         try:
             signature = _signature(path)
             if self._known_valid.get(path) != signature:
-                _open(path)
+                open_checkpoint(path)
                 self._known_valid[path] = signature
         except OSError as error:
             self._note_unreadable(path, unreadable(path.name, error))
@@ -335,76 +253,6 @@ class Checkpoints:
     def _note_unreadable(self, path: Path, damage: Damaged) -> None:
         if isinstance(damage, Unreadable):
             self._unreadable.add(path)
-
-
-def render_state(state: Mapping[str, Any]) -> bytes:
-    """The content of `state.json`."""
-    try:
-        return to_json(dict(state)).encode()
-    except (TypeError, ValueError) as error:
-        raise UserError(f"the state of a checkpoint must be JSON: {error}") from error
-
-
-def _fill(folder: Path, step: int, files: dict[str, FileEntry], state: bytes, score: float | None) -> None:
-    """Add to the files of tensors what makes a checkpoint of them."""
-    (folder / STATE).write_bytes(state)
-    files[STATE] = FileEntry(size=len(state), sha256=hash_bytes(state))
-    usable = float(score) if score is not None and math.isfinite(score) else None
-    Manifest(About(step=step, score=usable).model_dump(), files).write(folder)
-
-
-def _open(folder: Path, depth: Depth = "all") -> Checkpoint:
-    """The checkpoint in `folder`, after everything in it was checked; raises Damaged."""
-    try:
-        names = _regular_files(folder)
-        if MANIFEST not in names:
-            raise Damaged(f"{MANIFEST} is missing")
-        manifest = Manifest.read(folder)
-        about = About.of(manifest)
-        _check_names(folder, about.step, set(manifest.files), names - {MANIFEST})
-        manifest.verify(folder, depth)
-        for name in manifest.files:
-            _check_format(folder / name)
-        state = parse_json((folder / STATE).read_bytes(), STATE)
-    except OSError as error:
-        raise unreadable(Path(error.filename or folder).name, error) from error
-    files: dict[str, tuple[str, ...]] = {}
-    for name in sorted(name for name in manifest.files if name.endswith(TENSORS)):
-        stem = name.removesuffix(TENSORS)
-        shard = _SHARD.fullmatch(stem)
-        stem = shard["stem"] if shard else stem
-        files[stem] = (*files.get(stem, ()), name)
-    return Checkpoint(path=folder, step=about.step, score=about.score, state=state, files=files)
-
-
-def _regular_files(folder: Path) -> set[str]:
-    """The names in `folder`. Names that start with a dot are the system's own and nothing reads them."""
-    entries = {entry.name: entry for entry in folder.iterdir() if not entry.name.startswith(".")}
-    for name, entry in entries.items():
-        if entry.is_symlink() or not entry.is_file() or entry.suffix not in (".json", TENSORS):
-            raise Damaged(f"{name} does not belong in a checkpoint")
-    return set(entries)
-
-
-def _check_names(folder: Path, step: int, named: set[str], found: set[str]) -> None:
-    if missing := sorted((named | {STATE}) - found):
-        raise Damaged(f"{missing[0]} is missing")
-    if extra := sorted(found - named):
-        raise Damaged(f"{extra[0]} is not in {MANIFEST}")
-    match = _FOLDER.fullmatch(folder.name)
-    if match and int(match["step"]) != step:
-        raise Damaged(f"its name says step {int(match['step'])} and {MANIFEST} says {step}")
-
-
-def _check_format(path: Path) -> None:
-    if path.suffix != TENSORS:
-        parse_json(path.read_bytes(), path.name)
-        return
-    try:
-        with safe_open(path, framework="pt"):
-            pass
-    except SafetensorError as error:
-        raise Damaged(f"{path.name} is not a safetensors file: {error}") from error
 
 
 def _signature(folder: Path) -> list[tuple[str, int, int, int]]:

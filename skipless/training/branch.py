@@ -9,7 +9,7 @@ from pathlib import Path
 from skipless.config.run import RunConfig, TrainConfig
 from skipless.errors import UserError
 from skipless.runs import Run, choose_checkpoint, find_run
-from skipless.storage.checkpoints import Checkpoint
+from skipless.storage.checkpoint import Checkpoint
 from skipless.training.schedule import learning_rate
 
 

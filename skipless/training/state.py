@@ -13,7 +13,7 @@ from torch.nn import Parameter
 from torch.optim import Optimizer
 
 from skipless.errors import UserError, first_line
-from skipless.storage.checkpoints import Checkpoint
+from skipless.storage.checkpoint import Checkpoint
 from skipless.storage.tensors import NamedTensors
 
 Counters = TypeVar("Counters")

@@ -17,7 +17,8 @@ from skipless.distributed.launch import join
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM
 from skipless.runs import Run
-from skipless.storage.checkpoints import Checkpoint, Checkpoints
+from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoints import Checkpoints
 from skipless.storage.files import BROKEN, folder_lost, make_folder, write_json
 from skipless.storage.lock import FolderLock
 from skipless.storage.provenance import machine, versions

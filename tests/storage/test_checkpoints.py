@@ -385,8 +385,8 @@ def test_pruning_reads_again_only_what_was_touched(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     paths = [save(checkpoints, step) for step in (1, 2)]
     opened = []
-    check = checkpoints_module._open
-    monkeypatch.setattr(checkpoints_module, "_open", lambda folder: (opened.append(folder), check(folder))[1])
+    check = checkpoints_module.open_checkpoint
+    monkeypatch.setattr(checkpoints_module, "open_checkpoint", lambda folder: (opened.append(folder), check(folder))[1])
     checkpoints.prune()
     assert opened == []
     os.utime(paths[0] / "state.json", ns=(1, 1))
@@ -558,7 +558,7 @@ def test_no_space_while_writing(tmp_path, monkeypatch, code, where):
 def test_space_is_checked_before_anything_is_written(tmp_path, monkeypatch):
     checkpoints = Checkpoints(tmp_path)
     monkeypatch.setattr(shutil, "disk_usage", lambda _: shutil._ntuple_diskusage(10**9, 10**9 - 10**6, 10**6))
-    monkeypatch.setattr(checkpoints_module, "_fill", None)
+    monkeypatch.setattr(checkpoints_module, "fill", None)
     with pytest.raises(DiskFull, match=r"it needs 17 MB and 1 MB are free"):
         save(checkpoints, 1)
     assert names(checkpoints) == []
@@ -569,8 +569,8 @@ def test_space_is_checked_before_anything_is_written(tmp_path, monkeypatch):
 
 def test_the_snapshot_is_taken_when_submit_returns(tmp_path, monkeypatch):
     checkpoints, gate = Checkpoints(tmp_path, keep_last=9), threading.Event()
-    fill = checkpoints_module._fill
-    monkeypatch.setattr(checkpoints_module, "_fill", lambda *args: (gate.wait(600), fill(*args)))
+    fill = checkpoints_module.fill
+    monkeypatch.setattr(checkpoints_module, "fill", lambda *args: (gate.wait(600), fill(*args)))
     tensors, state = content(1), {"step": 1, "version": 0}
     with BackgroundSaver(checkpoints) as saver:
         saver.submit(1, tensors, state)
@@ -605,7 +605,7 @@ def test_buffers_are_used_again_and_follow_shapes(tmp_path):
 
 def test_at_most_one_save_is_in_flight(tmp_path, monkeypatch):
     running, most, threads = 0, 0, set()
-    fill, lock, submitted = checkpoints_module._fill, threading.Lock(), threading.Event()
+    fill, lock, submitted = checkpoints_module.fill, threading.Lock(), threading.Event()
 
     def slow(*args):
         nonlocal running, most
@@ -618,7 +618,7 @@ def test_at_most_one_save_is_in_flight(tmp_path, monkeypatch):
         fill(*args)
         running -= 1
 
-    monkeypatch.setattr(checkpoints_module, "_fill", slow)
+    monkeypatch.setattr(checkpoints_module, "fill", slow)
     with BackgroundSaver(Checkpoints(tmp_path)) as saver:
         saver.submit(1, content(1), {})
         submitted.set()
@@ -632,7 +632,7 @@ def test_at_most_one_save_is_in_flight(tmp_path, monkeypatch):
 @pytest.mark.parametrize("surface", ["submit", "wait", "close"])
 def test_an_error_of_the_thread_is_raised_once(tmp_path, monkeypatch, surface):
     saver = BackgroundSaver(Checkpoints(tmp_path))
-    monkeypatch.setattr(checkpoints_module, "_fill", lambda *_: 1 / 0)
+    monkeypatch.setattr(checkpoints_module, "fill", lambda *_: 1 / 0)
     saver.submit(1, content(1), {})
     with pytest.raises(ZeroDivisionError):
         saver.submit(2, content(2), {}) if surface == "submit" else getattr(saver, surface)()
@@ -645,7 +645,7 @@ def test_an_error_of_the_thread_is_raised_once(tmp_path, monkeypatch, surface):
 
 
 def test_an_error_of_the_thread_does_not_hide_that_of_the_block(tmp_path, monkeypatch):
-    monkeypatch.setattr(checkpoints_module, "_fill", lambda *_: 1 / 0)
+    monkeypatch.setattr(checkpoints_module, "fill", lambda *_: 1 / 0)
 
     def block():
         with BackgroundSaver(Checkpoints(tmp_path)) as saver:
@@ -658,8 +658,8 @@ def test_an_error_of_the_thread_does_not_hide_that_of_the_block(tmp_path, monkey
 
 
 def test_an_interrupted_wait_does_not_free_the_buffers(tmp_path, monkeypatch):
-    gate, fill = threading.Event(), checkpoints_module._fill
-    monkeypatch.setattr(checkpoints_module, "_fill", lambda *args: (gate.wait(600), fill(*args)))
+    gate, fill = threading.Event(), checkpoints_module.fill
+    monkeypatch.setattr(checkpoints_module, "fill", lambda *args: (gate.wait(600), fill(*args)))
     with BackgroundSaver(Checkpoints(tmp_path)) as saver:
         saver.submit(1, content(1), {"step": 1, "version": 0})
         with monkeypatch.context() as patch:

@@ -21,7 +21,8 @@ from skipless.experiments.run_index import Completion, RunIndex
 from skipless.interop.export import export_model
 from skipless.nn.model import CausalLM
 from skipless.runs import Run
-from skipless.storage.checkpoints import Checkpoint, Checkpoints
+from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoints import Checkpoints
 from skipless.storage.files import make_folder, replaced_folder, sweep, write_bytes, write_json
 from skipless.storage.journal import Journal
 from skipless.tasks.glue_results import Results
