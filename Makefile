@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo playground test test-slow faults lint format clean
+.PHONY: setup demo docs playground readme test test-slow faults lint format clean
 
 setup: $(READY)
 
@@ -18,9 +18,17 @@ $(READY): pyproject.toml constraints.txt
 demo: $(READY)
 	$(BIN)/skipless demo
 
-# the page in docs/playground with the demo's models and ONNX Runtime Web, from npm's registry
-playground: demo
+# the site, into site/; a broken link is an error. To look at it: python3 -m http.server --directory site
+docs: $(READY)
+	$(BIN)/python -m tools.site build
+
+# the site, and in it the page of docs/playground with the demo's models and ONNX Runtime Web, from npm's registry
+playground: demo docs
 	$(BIN)/python -m tools.playground site/playground
+
+# the figures and tables of the README, from the archive of runs and the files of the benchmarks
+readme: $(READY)
+	$(BIN)/python -m tools.site readme
 
 # two workers on two cores: one thread each, or they get in each other's way
 test test-slow: export OMP_NUM_THREADS = 1
@@ -44,4 +52,4 @@ format: $(READY)
 	$(BIN)/ruff check --fix .
 
 clean:
-	rm -rf $(VENV) build dist *.egg-info .pytest_cache .ruff_cache .hypothesis
+	rm -rf $(VENV) build dist site *.egg-info .pytest_cache .ruff_cache .hypothesis

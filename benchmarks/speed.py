@@ -1,4 +1,4 @@
-"""Every figure that the README and docs/performance.md give for speed and memory, with the floor it has to reach.
+"""Every figure that the README and docs/notes/performance.md give for speed and memory, with the floor it has to reach.
 
     python benchmarks/speed.py            # about twenty minutes on two cores
     python benchmarks/speed.py train      # one part: train, long, explicit, step, decode, caches, memory

@@ -10,7 +10,8 @@ def draw(block: BlockConfig) -> str:
     return _draw_sequential(block) if block.layout == "sequential" else _draw_parallel(block)
 
 
-def _norm_name(block: BlockConfig) -> list[str]:
+def norm_name(block: BlockConfig) -> list[str]:
+    """The norm, if there is one."""
     return [_drawn("norm", block.norm)] if block.norm != "none" else []
 
 
@@ -20,30 +21,41 @@ def _drawn(kind: str, value: PartValue) -> str:
     return drawn if isinstance(drawn, str) else drawn(value)
 
 
+def mixing_name(block: BlockConfig) -> str:
+    """The mixing matrix: `A`, `(αI + βA − γC)`."""
+    if block.mixing == "softmax":
+        return "A"
+    if block.mixing not in ("v-skipinit", "shaped"):
+        return f"({_drawn('mixing', block.mixing)})"
+    identity = "αI + " if block.alpha else ""
+    centring = " − γC" if block.mixing == "shaped" and block.gamma else ""
+    return f"({identity}βA{centring})"
+
+
+def maps_name(block: BlockConfig) -> str:
+    """What the mixing matrix is multiplied with: `X W^V W^P`, or `X` where both maps are the identity."""
+    return f"X{map_name(block.value, 'W^V')}{map_name(block.projection, 'W^P')}"
+
+
 def _attention_name(block: BlockConfig) -> str:
-    matrix = "A" if block.mixing == "softmax" else f"({_drawn('mixing', block.mixing)})"
-    if block.mixing in ("v-skipinit", "shaped"):
-        identity, centring = (
-            ("αI + " if block.alpha else ""),
-            (" − γC" if block.mixing == "shaped" and block.gamma else ""),
-        )
-        matrix = f"({identity}βA{centring})"
-    return f"MHA[ {matrix} X{_map_name(block.value, 'W^V')}{_map_name(block.projection, 'W^P')} ]"
+    return f"MHA[ {mixing_name(block)} {maps_name(block)} ]"
 
 
-def _map_name(part: MapConfig, name: str) -> str:
+def map_name(part: MapConfig, name: str) -> str:
+    """` W^V`, or nothing for the identity."""
     if is_identity(part):
         return ""
     known = {"dense": f" {name}", "reparam": f" (αW₀+βΔ{name})"}
     return known[part.kind] if part.kind in known else f" {_drawn('map', part.kind)}"
 
 
-def _mlp_name(block: BlockConfig) -> str:
+def mlp_name(block: BlockConfig) -> str:
+    """`MLP[ relu ]`."""
     name = _drawn("mlp", block.mlp)
     return name if find_part("mlp", block.mlp).plugin else f"{name}[ {_drawn('activation', block.activation)} ]"
 
 
-def _gain_name(gain: GainConfig | None, symbol: str) -> list[str]:
+def gain_name(gain: GainConfig | None, symbol: str) -> list[str]:
     """`·β` for a gain that does something: trainable, or fixed at another value than 1."""
     if gain is None or (gain.init == 1 and not gain.trainable):
         return []
@@ -54,18 +66,18 @@ def _draw_sequential(block: BlockConfig) -> str:
     line, below = " x ─", "    "
     parts = (
         (block.alpha_sa, block.beta_sa, "SA", _attention_name(block)),
-        (block.alpha_ff, block.beta_ff, "FF", _mlp_name(block)),
+        (block.alpha_ff, block.beta_ff, "FF", mlp_name(block)),
     )
     for alpha, beta, symbol, branch in parts:
         if beta is None:
             continue
-        before = _norm_name(block) if block.norm_position == "pre" else []
-        after = _norm_name(block) if block.norm_position == "post" else []
-        chain = " ─ ".join([*before, branch, *_gain_name(beta, f"β_{symbol}")])
+        before = norm_name(block) if block.norm_position == "pre" else []
+        after = norm_name(block) if block.norm_position == "post" else []
+        chain = " ─ ".join([*before, branch, *gain_name(beta, f"β_{symbol}")])
         if alpha is None:
             line, below = f"{line}── {chain} ──", below + " " * (len(chain) + 6)
         else:
-            skip = "".join(_gain_name(alpha, f"α_{symbol}")).center(len(chain) + 5, "─")
+            skip = "".join(gain_name(alpha, f"α_{symbol}")).center(len(chain) + 5, "─")
             line, below = f"{line}┬─ {chain} ─(+)─", f"{below}└{skip}┘  "
         if after:
             line, below = f"{line} {after[0]} ─", below + " " * (len(after[0]) + 3)
@@ -73,10 +85,10 @@ def _draw_sequential(block: BlockConfig) -> str:
 
 
 def _draw_parallel(block: BlockConfig) -> str:
-    top = " ─ ".join([_attention_name(block), *_gain_name(block.beta_sa, "β_SA")]) if block.beta_sa else ""
-    bottom = " ─ ".join([_mlp_name(block), *_gain_name(block.beta_ff, "β_FF")]) if block.beta_ff else ""
+    top = " ─ ".join([_attention_name(block), *gain_name(block.beta_sa, "β_SA")]) if block.beta_sa else ""
+    bottom = " ─ ".join([mlp_name(block), *gain_name(block.beta_ff, "β_FF")]) if block.beta_ff else ""
     width = max(len(top), len(bottom))
-    norm = "".join(f" {name} ─" for name in _norm_name(block)) or "─"
+    norm = "".join(f" {name} ─" for name in norm_name(block)) or "─"
     start = f" x ─{'┬' if block.alpha_comb else '─'}─{norm}"
     pad = " " * len(start)
     above, beside = (f" {text} ".ljust(width + 2, "─") for text in (top, bottom))
@@ -85,7 +97,7 @@ def _draw_parallel(block: BlockConfig) -> str:
     else:
         lines = [f"{start}──{above if top else beside}(+)─ out"]
     if block.alpha_comb:
-        skip = "".join(_gain_name(block.alpha_comb, "α_comb")).center(len(start) + width, "─")
+        skip = "".join(gain_name(block.alpha_comb, "α_comb")).center(len(start) + width, "─")
         lines.append(f"    └{skip}┘")
     return "\n".join(lines)
 
@@ -99,7 +111,7 @@ def removed(block: BlockConfig) -> list[str]:
     else:
         absent += ["sequential sub-blocks", "second norm"] if block.norm != "none" else ["sequential sub-blocks"]
         absent += ["one skip"] if block.alpha_comb else ["both skips"]
-    kept_first = " (but in layer 1)" if block.first_value and not is_identity(block.first_value) else ""
+    kept_first = " (except in layer 1)" if block.first_value and not is_identity(block.first_value) else ""
     absent += [f"W^V{kept_first}"] if is_identity(block.value) else []
     absent += ["W^P"] if is_identity(block.projection) else []
     absent += ["norms"] if block.norm == "none" else []

@@ -4,7 +4,8 @@
         config.json           `model_type: skipless` and every key of `ModelConfig`
         model.safetensors     or model.onnx
         tokenizer.json
-        README.md             the model card: block, parameters, data, metrics, how to use it
+        README.md             the model card: block, parameters, data, metrics, how to use it, its limits
+        block.svg             the drawing of the block, for the card
         *.py                  for those who do not have this package: for Hugging Face the models' source, for ONNX what
                               runs a causal model with its cache
 
@@ -21,22 +22,24 @@ from pathlib import Path
 
 from safetensors.torch import save_file
 
+from skipless.analysis.picture import block_picture
 from skipless.config.plugins import plugins_needed
 from skipless.config.reading import read_bytes
 from skipless.config.run import RunConfig
 from skipless.errors import MissingExtra, UserError, unknown, user_path
 from skipless.interop.export_folder import SOURCE_MARK, Model, write_config, write_tokenizer
-from skipless.interop.model_card import model_card
+from skipless.interop.model_card import PICTURE, model_card
 from skipless.interop.onnx import to_onnx
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.nn.cache import pick_mode
 from skipless.nn.model import CausalLM, SequenceClassifier
+from skipless.recipes.variants import block_name
 from skipless.runs import choose_checkpoint, find_run, is_classifier, is_export, load, load_checkpoint
 from skipless.runtime.model import OnnxCausalLM
 from skipless.storage.files import remove_folder, staged_folder
 
 WRITTEN = re.compile(
-    r"config\.json|README\.md|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
+    r"config\.json|README\.md|block\.svg|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
     r"|added_tokens\.json|model\.onnx(\.data)?|model(-\d+-of-\d+)?\.safetensors|model\.safetensors\.index\.json"
 )
 """The names of what exports write, and `save_pretrained`; beside them, the models' source."""
@@ -89,6 +92,8 @@ def export_model(
         if card is None:
             card = model_card(model, to) if options is None else model_card(model, to, onnx=options)
         (folder / "README.md").write_text(card, encoding="utf-8")
+        picture = block_picture({block_name(model.config.block): model.config.block}, paper=True)
+        (folder / PICTURE).write_text(picture, encoding="utf-8")
         _make_readable(folder)
         _check(to, target, overwrite)  # somebody may have come meanwhile
     return Path(out)

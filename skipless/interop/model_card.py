@@ -1,6 +1,7 @@
-"""The model card: what an exported model is, what it was trained on, how well it does, how it is used."""
+"""The model card: what an exported model is, what it was trained on, how well it does, how it is used, its limits."""
 
-from importlib.metadata import version
+import re
+from importlib.metadata import metadata, version
 from typing import Any
 
 from skipless.analysis.drawing import draw, removed
@@ -13,6 +14,9 @@ from skipless.runs import Run
 AUTO = {CausalLM: "CausalLM", MaskedLM: "MaskedLM", SequenceClassifier: "SequenceClassification"}
 PIPELINES = {CausalLM: "text-generation", MaskedLM: "fill-mask", SequenceClassifier: "text-classification"}
 LIBRARIES = {"hf": "transformers", "onnx": "onnx", "safetensors": "skipless"}
+PICTURE = "block.svg"
+"""The drawing of the block, in the folder of an export."""
+
 METRICS = {"valid_loss": "held-out loss (nats a token)", "valid_bits_per_byte": "held-out bits per byte"}
 
 
@@ -33,6 +37,7 @@ def model_card(
         parts += ["## Training", _training(run, step)]
     with_cache = onnx is not None and onnx.cache != "none"
     parts += ["## Use", _use_decoder(onnx) if onnx is not None and with_cache else _use(model, to)]
+    parts += ["## Limits", _limits(model, run, step, onnx), "## Evidence", _evidence()]
     return "\n\n".join(parts) + "\n"
 
 
@@ -51,20 +56,47 @@ def _what(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
         "vocabulary": f"{cfg.vocab_size:,}",
         "context": f"{cfg.max_seq_len} tokens, {name_of(cfg.positions)} positions",
     }
-    return f"{text}\n\n```\n{draw(cfg.block)}\n```\n\n{_table(rows)}"
+    picture = f"![The block as a drawing]({PICTURE})"
+    return f"{text}\n\n{picture}\n\n```\n{draw(cfg.block)}\n```\n\n{_table(rows)}"
 
 
-def _training(run: Run, step: int | None) -> str:
-    cfg, info = run.config(), run.info()
+def _measured(run: Run, step: int | None) -> tuple[dict[str, Any], dict[str, Any]]:
+    """The last record up to a step, and the last value of each metric."""
     last: dict[str, Any] = {}
     measured: dict[str, Any] = {}
     for record in run.metrics():
         if step is None or record["step"] <= step:
             last = record
             measured |= {key: record[key] for key in METRICS if record.get(key) is not None}
+    return last, measured
+
+
+def without_folders(source: str) -> str:
+    """A source or a tokeniser as others may read it: `jsonl:/home/me/a.jsonl#text` is `jsonl:a.jsonl#text`."""
+    kind, colon, rest = source.partition(":")
+    if colon and kind not in ("files", "jsonl"):
+        return source
+    if not colon:
+        kind, rest = "", source
+        if not re.search(r"\.(json|txt)$", rest) and not rest.startswith(("/", ".", "~")):
+            return source  # `bpe`, or a name on the hub
+    path, mark, field = rest.partition("#")
+    parts = path.split("/")
+    first = next((number for number, part in enumerate(parts) if re.search(r"[*?\[]", part)), len(parts) - 1)
+    return f"{kind}{colon}{'/'.join(parts[first:])}{mark}{field}"
+
+
+def _source(run: Run) -> str:
+    source = run.config().data.source
+    return ", ".join(f"`{without_folders(one)}`" for one in ([source] if isinstance(source, str) else source))
+
+
+def _training(run: Run, step: int | None) -> str:
+    cfg, info = run.config(), run.info()
+    last, measured = _measured(run, step)
     rows = {
-        "text": f"`{cfg.data.source_text}`",
-        "tokeniser": f"`{cfg.data.tokenizer}`",
+        "text": _source(run),
+        "tokeniser": f"`{without_folders(cfg.data.tokenizer)}`",
         "distinct training tokens": f"{info.get('data', {}).get('train_tokens', 0):,}",
         "steps": f"{last.get('step', 0):,}" + (f" of {cfg.train.steps:,}" if cfg.train.steps else ""),
         "tokens seen": f"{last.get('tokens', 0):,}",
@@ -72,6 +104,38 @@ def _training(run: Run, step: int | None) -> str:
         **{METRICS[key]: f"{value:.4f}" for key, value in measured.items()},
     }
     return _table(rows)
+
+
+def _limits(
+    model: CausalLM | MaskedLM | SequenceClassifier, run: Run | None, step: int | None, onnx: OnnxOptions | None
+) -> str:
+    """What should be known before anybody relies on the model."""
+    block, lines = model.config.block, []
+    if run:
+        tokens = _measured(run, step)[0].get("tokens", 0)
+        share = tokens / max(1, model.num_parameters(trainable_only=False))
+        lines.append(
+            f"It was trained on {tokens:,} tokens, {share:.2g} for each parameter, of {_source(run)}, and on nothing else."
+        )
+        lines.append("The held-out loss is on text of the same source. Nothing else was measured for this card.")
+    lines.append("Nobody has looked at what it gets wrong, at its biases, or at whether what it writes is safe to use.")
+    if onnx is not None and onnx.bits < 32:
+        lines.append(f"The figures above are of float32 weights; at {onnx.bits} bits the loss is somewhat higher.")
+    if block.mixing != "softmax":
+        lines.append("Its attention is not a plain softmax, so servers with attention of their own cannot run it.")
+    if block.norm == "none":
+        lines.append("Without norms inside its blocks activations can overflow, in float16 first.")
+    return "\n".join(f"- {line}" for line in lines)
+
+
+def _evidence() -> str:
+    """Where the verdicts are on how such blocks compare with the standard one."""
+    urls = dict(one.split(", ", 1) for one in metadata("skipless").get_all("Project-URL") or [])
+    place = f"[its results]({urls['Results']})" if "Results" in urls else "`docs/results/report.md` of its repository"
+    return (
+        "How such blocks compare with the standard one is the subject of [the paper](https://arxiv.org/abs/2311.01906). "
+        f"skipless judges its claims one by one, on small models: the verdicts are in {place}."
+    )
 
 
 def _use(model: CausalLM | MaskedLM | SequenceClassifier, to: str) -> str:

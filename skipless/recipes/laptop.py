@@ -114,7 +114,7 @@ def crammed_bert_laptop(block: str = "sas-p") -> RunConfig:
     The budget is in tokens, the same for every block: minutes on a machine that does other things measure nothing.
 
     Weights are 0.02·√(768/128) at first, so that a block of this width does to its input what the paper's does. With
-    rotary positions: of sinusoids, with or without a scale, so short a training learns little (docs/bert.md).
+    rotary positions: of sinusoids, with or without a scale, so short a training learns little (docs/notes/bert.md).
     """
     changes = {
         "model.block": bert_block(block, 4).model_dump(),

@@ -167,7 +167,7 @@ def raise_failures(content: Mapping[str, Any]) -> None:
     failed = [report["message"] for of_seeds in content["failures"].values() for report in of_seeds.values()]
     if failed:
         what = f"{len(failed)} of the fine-tunings failed; the first: {failed[0]}"
-        raise NonFinite(f"{what}; a smaller lr may help (--fresh --set lr=…, docs/bert.md)")
+        raise NonFinite(f"{what}; a smaller lr may help (--fresh --set lr=…, docs/notes/bert.md)")
 
 
 def score(metrics: dict[str, float]) -> float:

@@ -136,7 +136,7 @@ def test_drawings_show_what_is_there():
 
 def test_removed_parts():
     assert removed(BLOCKS["pre-ln"]) == []
-    assert removed(BLOCKS["sas"]) == ["attention skip", "W^V (but in layer 1)", "W^P"]
+    assert removed(BLOCKS["sas"]) == ["attention skip", "W^V (except in layer 1)", "W^P"]
     assert "norms" in removed(BLOCKS["sas-p-nonorm"])
     assert "both skips" in removed(BLOCKS["sas-p"])
     assert "MLP" in removed(VARIANTS["attention-only"])

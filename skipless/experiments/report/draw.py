@@ -4,6 +4,7 @@ import csv
 import io
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -53,12 +54,27 @@ def to_csv(plot: Plot) -> str:
     return out.getvalue()
 
 
-def draw(plot: Plot, path: Path, axes: Sequence[str], look: Sequence[Style] | None = None) -> Path:
+ON_DARK = "#c9d1d9"
+
+DARK = {
+    **{f"{name}.color": ON_DARK for name in ("text", "xtick", "ytick")},
+    **{f"axes.{name}": ON_DARK for name in ("edgecolor", "labelcolor", "titlecolor")},
+    **dict.fromkeys(("figure.facecolor", "axes.facecolor", "savefig.facecolor", "legend.facecolor"), "none"),
+}
+"""For a dark page: light text, and the page's own ground."""
+
+
+def draw(
+    plot: Plot, path: Path, axes: Sequence[str], look: Sequence[Style] | None = None, *, dark: bool = False
+) -> Path:
     """A plot as a picture, with a panel for each of the axes; the ending of the path says which kind."""
     plt = pyplot()
     look = look or styles([plot])[0]
+    if dark:
+        look = [replace(style, light=style.dark) for style in look]
     # no dates and no random names: the same plot is the same file
-    with plt.rc_context({"svg.hashsalt": "skipless", "font.size": 9, "axes.spines.top": False}):
+    how = {"svg.hashsalt": "skipless", "font.size": 9, "axes.spines.top": False, **(DARK if dark else {})}
+    with plt.rc_context(how):
         size = (5.4 * len(axes), 3.6)
         figure, panels = plt.subplots(1, len(axes), figsize=size, layout="constrained", sharey=True, squeeze=False)
         for panel, axis in zip(panels[0], axes, strict=True):
