@@ -185,10 +185,11 @@ import torch
 import torch.distributed as dist
 from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
+from torch.nn.parallel import DistributedDataParallel
 from skipless.interop.hf import SkiplessForCausalLM
 
 dist.init_process_group("gloo")
-plain, *others = [SkiplessForCausalLM.from_pretrained(sys.argv[1]).train() for _ in range(3)]
+plain, copied, *others = [SkiplessForCausalLM.from_pretrained(sys.argv[1]).train() for _ in range(4)]
 mesh = init_device_mesh("cpu", (2,))
 for model in others:
     for block in model.model.blocks:
@@ -197,6 +198,7 @@ if not plain.config.tie_embeddings:
     fully_shard(others[1].lm_head, mesh=mesh)
 for model in others:
     fully_shard(model, mesh=mesh)
+others.append(DistributedDataParallel(copied))
 ids = torch.arange(18).view(2, 9)
 mask = torch.ones_like(ids)
 mask[0, :3] = 0
@@ -222,7 +224,7 @@ dist.destroy_process_group()
 @pytest.mark.parametrize("tied", [True, False])
 @pytest.mark.parametrize("block", ["sas-p", "pre-ln"])
 def test_two_processes_with_half_of_every_matrix_each(block, tied, tmp_path):
-    """FSDP2, whose hooks see the padding where it stands: losses, logits, gradients and updates are the plain ones."""
+    """By FSDP2, or by DDP with all of it: losses, logits, gradients and updates are the plain ones."""
     make(block, dtype=torch.float32, tie_embeddings=tied).save_pretrained(tmp_path)
     run_in_two(tmp_path, SHARDED)
 
