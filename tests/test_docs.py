@@ -56,9 +56,10 @@ def run_python(page, text, *, on_a_model):
     """The Python of a page: what opens something that its commands have made, or all the rest."""
     made = ('"runs/', '"exported"')
     examples = [code for code in blocks_of("python", text) if on_a_model == any(name in code for name in made)]
+    names = {}  # a piece may go on from the one before
     for example in examples:
         if "import pytest" not in example:
-            exec(compile(example, page, "exec"), {})  # noqa: S102
+            exec(compile(example, page, "exec"), names)  # noqa: S102
     return len(examples)
 
 

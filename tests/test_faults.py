@@ -52,7 +52,8 @@ def is_there(argument: str) -> bool:
 
 def test_the_list_covers_all_packages():
     assert len({fault.id for fault in FAULTS}) == len(FAULTS)
-    assert {fault.package for fault in FAULTS} == set(ORDER) - {"errors"}
+    ours = [fault for fault in FAULTS if fault.file.startswith("skipless/")]
+    assert {fault.package for fault in ours} == set(ORDER) - {"errors"}
     explained = [fault for fault in FAULTS if fault.survives]
     assert len(explained) <= 0.05 * len(FAULTS)
 

@@ -13,6 +13,7 @@ from skipless.cli.app import STOPPED, app
 from skipless.cli.options import (
     CacheOption,
     CorpusOption,
+    JobsOption,
     JsonOption,
     MinutesOption,
     OutputOption,
@@ -44,7 +45,7 @@ def compare(
     ] = False,
     rates: Annotated[Path | None, typer.Option(help="Tuned values, as `skipless sweep` writes them.")] = None,
     minutes: MinutesOption = None,
-    jobs: Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time; they share the cores.", min=1)] = 1,
+    jobs: JobsOption = 1,
     runs: RunsOption = Path("runs"),
     archive: Annotated[
         Path | None,

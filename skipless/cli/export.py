@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 import typer
 
 from skipless.cli.app import app
-from skipless.cli.options import CACHE_MODE, CheckpointOption, JsonOption, ModelArgument, PluginOption, RunsOption
+from skipless.cli.options import CACHE_MODE, TO, CheckpointOption, JsonOption, ModelArgument, PluginOption, RunsOption
 from skipless.cli.renamed import renamed
 
 if TYPE_CHECKING:
@@ -18,7 +18,7 @@ if TYPE_CHECKING:
 def export(
     run: ModelArgument,
     out: Annotated[Path, typer.Argument(metavar="OUT", help="The folder to write.")],
-    to: Annotated[str, typer.Option(help="hf, onnx or safetensors.")] = "hf",
+    to: Annotated[str, TO] = "hf",
     bits: Annotated[int | None, typer.Option(help="For onnx: bits of a weight, 4, 8 or 32.")] = None,
     cache: Annotated[str | None, CACHE_MODE] = None,
     cache_bits: Annotated[int | None, typer.Option(help="For onnx: bits of what the cache remembers, 8 or 32.")] = None,

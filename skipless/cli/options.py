@@ -78,6 +78,8 @@ SEEDS = typer.Option("--seeds", help="How many seeds: 0, 1, …", min=1)
 
 SeedsOption = Annotated[int, SEEDS]
 
+JobsOption = Annotated[int, typer.Option("--jobs", "-j", help="Runs at a time; they share the cores.", min=1)]
+
 NameOption = Annotated[
     str | None, typer.Option("--name", "-n", help="Name of what is trained: its folder below --runs.")
 ]
@@ -171,6 +173,8 @@ ScaleOption = Annotated[str, typer.Option("--scale", help="Size of the experimen
 MaxNewTokensOption = Annotated[int, typer.Option("--max-new-tokens", help="Tokens to write, at most.", min=1)]
 
 NumSamplesOption = Annotated[int, typer.Option("--num-samples", help="How many texts to show.", min=0)]
+
+TO = typer.Option("--to", help="hf, onnx or safetensors.")
 
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw it into this file (PNG, SVG, PDF).")]
 

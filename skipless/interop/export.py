@@ -122,13 +122,7 @@ def _place(out: Path | str) -> Path:
 
 def _check(to: str, out: Path, overwrite: bool) -> None:
     """Find what cannot work before anything is computed."""
-    if to not in FORMATS:
-        raise unknown("format", to, FORMATS)
-    for package in NEEDS[to]:
-        try:
-            __import__(package)
-        except ImportError:
-            raise MissingExtra(package, to, f"export to {to}") from None
+    check_format(to)
     if out.exists() and not overwrite:
         raise UserError(f"{str(out)!r} is already there; --overwrite replaces it")
     if out.exists() and not is_export(out):
@@ -136,6 +130,17 @@ def _check(to: str, out: Path, overwrite: bool) -> None:
     if others := _foreign(out):
         shown = ", ".join(map(repr, others[:5])) + (f" and {len(others) - 5} more" if len(others) > 5 else "")
         raise UserError(f"{str(out)!r} also holds what no export wrote: {shown}; move it away, or give another place")
+
+
+def check_format(to: str) -> None:
+    """A UserError where a format is not known, or what it is written with is not installed."""
+    if to not in FORMATS:
+        raise unknown("format", to, FORMATS)
+    for package in NEEDS[to]:
+        try:
+            __import__(package)
+        except ImportError:
+            raise MissingExtra(package, to, f"export to {to}") from None
 
 
 def _foreign(folder: Path) -> list[str]:

@@ -184,10 +184,10 @@ class CausalLM(LanguageModel):
         seed: int = 0,
         cache: str = "auto",
     ) -> Any:
-        """Go on from a text, from several, or from (B, T) ids; returns the same kind, with what was written behind it.
+        """Continue a text, several texts, or (B, T) ids; returns the same kind, with the continuation.
 
-        With texts it ends where the model ends the text; with ids, at one of `stop_ids`, of which the first then fills
-        the row. A temperature of 0 takes the likeliest token. The model is in eval mode meanwhile.
+        A text ends where the model ends it. Rows of ids end at one of `stop_ids`, of which the first then fills the
+        row. A temperature of 0 takes the likeliest token. The model is in eval mode meanwhile.
         """
         from skipless.nn.sampling import Sampling, continue_prompts
 

@@ -223,7 +223,7 @@ def run_of(block, seed=0):
 
 def test_what_was_judged_is_told_from_what_was_not(archive, tmp_path):
     archive(run_of("pre-ln"), run_of("sas-p"))
-    (tmp_path / "results" / "notes.yaml").write_text("fig5: {answer: Everything is settled.}\n")
+    (tmp_path / "results" / "notes.yaml").write_text("fig5: {answer: Everything is settled., note: No doubt.}\n")
     finding = findings.findings()["fig5"]
     text = results.experiment_page(finding, tmp_path)
     row = next(line for line in text.splitlines() if "| sas-p matches pre-ln per step |" in line)
@@ -232,7 +232,9 @@ def test_what_was_judged_is_told_from_what_was_not(archive, tmp_path):
     other = next(line for line in text.splitlines() if "| sas matches pre-ln per step |" in line)
     assert other.startswith("| not judged yet |")
     assert re.fullmatch(r"1 not decidable, 9 not judged yet", findings.status(finding))
-    assert "Everything is settled" not in text  # said of it before all of it was judged
+    for shown in (text, results.overview(findings.findings())):  # said of it before all of it was judged
+        assert "Everything is settled" not in shown
+        assert "No doubt" not in shown
     assert (tmp_path / "fig5" / "fig5-dark.svg").exists()
 
 

@@ -11,6 +11,7 @@ from skipless import BLOCKS
 from skipless.experiments.report.draw import to_csv
 from tools.site import readme, speeds
 
+KINDS = {32: "f32", 8: "q8_0", 4: "q4_0"}
 TEXT = readme.README.read_text(encoding="utf-8")
 
 
@@ -59,12 +60,28 @@ def test_the_tables_name_what_there_is():
     assert figures.text in part("blocks")
 
 
+def test_runs_that_it_does_not_name_change_nothing(monkeypatch, tmp_path):
+    facts, kept = tmp_path / "readme.json", sorted(run.name for run in readme.evidence().runs())[:-1]
+    facts.write_text(json.dumps({"runs": kept}))
+    monkeypatch.setattr(readme, "FACTS", facts)
+    assert sorted(run.name for run in readme.evidence().runs()) == kept
+
+
 def test_runs_that_are_gone_are_an_error(monkeypatch, tmp_path):
     facts = tmp_path / "readme.json"
     facts.write_text(json.dumps({"runs": ["pre-ln-s0-gone"]}))
     monkeypatch.setattr(readme, "FACTS", facts)
     with pytest.raises(ValueError, match="pre-ln-s0-gone"):
         readme.evidence()
+
+
+def test_what_is_said_of_llama_cpp_is_what_was_measured():
+    """In the limits, and in docs/decoding.md: ahead in float32, about equal at 8 bits, behind at 4."""
+    found = json.loads((speeds.FILES / "decode-one-core.json").read_text())["one_core"]["milliseconds"]["token"]
+    behind = {bits: found[f"sas-p ONNX {bits}"] / found[f"llama.cpp {kind}"] for bits, kind in KINDS.items()}
+    assert behind[32] < 0.95
+    assert 0.95 < behind[8] < 1.05
+    assert behind[4] > 1.2
 
 
 def test_it_is_two_screens():

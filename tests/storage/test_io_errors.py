@@ -17,8 +17,9 @@ from skipless.errors import UserError
 from skipless.interop.export import export_model
 from skipless.nn.model import CausalLM
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import DiskFull, replaced_folder, sweep, write_json
+from skipless.storage.files import DiskFull, replaced_folder, staged_file, sweep, write_json
 from skipless.storage.journal import Journal
+from skipless.tasks.new_part import new_part
 from tests.helpers.io_errors import FailingDisk
 from tests.helpers.power_loss import read_tree
 
@@ -65,10 +66,20 @@ def newest(folder: Path) -> Any:
     return found and (found.step, found.state, found.tensors("model")["weight"].tolist())
 
 
+MODEL = CausalLM(ModelConfig(n_layer=1, d_model=8, n_head=1, vocab_size=11, max_seq_len=4))
+
+
 def export(folder: Path, seed: int) -> None:
     torch.manual_seed(seed)
-    cfg = ModelConfig(n_layer=1, d_model=8, n_head=1, vocab_size=11, max_seq_len=4)
-    export_model(CausalLM(cfg), "safetensors", folder / "out", overwrite=True)
+    export_model(CausalLM(MODEL.config), "safetensors", folder / "out", overwrite=True)
+
+
+def answer(folder: Path, text: bytes) -> None:
+    """Line by line, as `predict --output` does."""
+    with staged_file(folder / "answers.jsonl") as file:
+        for _ in range(3):
+            file.write(text)
+            file.flush()
 
 
 def exported(folder: Path) -> Any:
@@ -93,6 +104,12 @@ WRITES = {
         lambda folder: write_json(folder / "glue.json", {"a": 2}),
         lambda folder: (folder / "glue.json").read_text(),
         3,
+    ),
+    "a file that is filled line by line": Write(
+        partial(answer, text=b"old"),
+        partial(answer, text=b"new"),
+        lambda folder: (folder / "answers.jsonl").read_text(),
+        5,
     ),
     "a folder that is replaced": Write(partial(replace, text="old"), partial(replace, text="new"), replaced, 4),
     "an export": Write(partial(export, seed=1), partial(export, seed=2), exported, 8),
@@ -151,6 +168,32 @@ def test_a_first_save_that_fails_can_be_made_again(tmp_path, number):
         if not disk.hit:
             break
     assert 10 < at < 999
+
+
+FIRST = {
+    "a saved model": lambda folder: MODEL.save(folder / "out"),
+    "a part of one's own": lambda folder: new_part("mine", "norm", folder),
+}
+
+
+@pytest.mark.parametrize("number", [errno.EIO, errno.ENOSPC])
+@pytest.mark.parametrize("name", FIRST)
+def test_what_was_not_there_is_whole_or_can_be_made_again(tmp_path, monkeypatch, number, name):
+    monkeypatch.setattr("skipless.nn.saving.version", lambda name: "1")  # Python remembers a lookup that failed
+    FIRST[name](tmp_path / "whole")
+    whole = read_tree(tmp_path / "whole")
+    for at in range(1, 1000):
+        folder = tmp_path / str(at)
+        with FailingDisk(at, number) as disk, suppress(UserError, OSError):
+            FIRST[name](folder)
+        found = read_tree(folder)
+        assert found.items() <= whole.items(), f"call {at}: {disk.calls[at - 1]}"
+        if found != whole:
+            FIRST[name](folder)
+        assert read_tree(folder) == whole, f"left behind by call {at}"
+        if not disk.hit:
+            break
+    assert 5 < at < 999
 
 
 def test_a_line_of_metrics_that_does_not_fit_is_cut_off_again(tmp_path):

@@ -15,20 +15,24 @@ import torch
 
 import skipless.experiments.archive as archiving
 from skipless.config.model import ModelConfig
+from skipless.config.run import FinetuneConfig
 from skipless.data import prepare
 from skipless.data.corpus import Corpus
+from skipless.data.own_task import read_own_task
 from skipless.experiments.run_index import Completion, RunIndex
 from skipless.interop.export import export_model
 from skipless.nn.model import CausalLM
 from skipless.runs import Run
 from skipless.storage.checkpoint import Checkpoint
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import make_folder, replaced_folder, sweep, write_bytes, write_json
+from skipless.storage.files import make_folder, replaced_folder, staged_file, sweep, write_bytes, write_json
 from skipless.storage.journal import Journal
 from skipless.tasks.glue_results import Results
+from skipless.tasks.own_labels import OwnFinetuning
+from skipless.training.train import train
 from tests.helpers.made_up_runs import make_run
 from tests.helpers.power_loss import BLOCK, Recorder, Tree, read_tree, run_until_killed, write_tree
-from tests.helpers.tiny_runs import tiny, write_text
+from tests.helpers.tiny_runs import MASKED, tiny, write_text
 
 FEW = 48
 MANY = 600
@@ -318,14 +322,17 @@ def test_prepared_data_is_whole_or_built_again(disk, replay, tmp_path):
     assert replay(recorder, check, limit=3) > 50
 
 
-def test_an_export_is_the_old_one_or_the_new(disk, replay):
-    cfg = ModelConfig(n_layer=1, d_model=8, n_head=1, vocab_size=11, max_seq_len=4)
+SMALL = ModelConfig(n_layer=1, d_model=8, n_head=1, vocab_size=11, max_seq_len=4)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "onnx"])
+def test_an_export_is_the_old_one_or_the_new(disk, replay, to):
     torch.manual_seed(1)
-    export_model(CausalLM(cfg), "safetensors", disk / "out")
+    export_model(CausalLM(SMALL), to, disk / "out")
     old = read_tree(disk / "out")
     torch.manual_seed(2)
     with Recorder(disk) as recorder:
-        export_model(CausalLM(cfg), "safetensors", disk / "out", overwrite=True)
+        export_model(CausalLM(SMALL), to, disk / "out", overwrite=True)
     new = read_tree(disk / "out")
     assert old != new
 
@@ -335,6 +342,67 @@ def test_an_export_is_the_old_one_or_the_new(disk, replay):
         assert read_tree(place) == new if over else read_tree(place) in (old, new)
 
     assert replay(recorder, check, limit=12) > 20
+
+
+def test_a_saved_model_is_whole_or_not_there(disk, replay):
+    with Recorder(disk) as recorder:
+        CausalLM(SMALL).save(disk / "out")
+    new = read_tree(disk / "out")
+
+    def check(folder, over):
+        there = read_tree(folder / "out") if (folder / "out").exists() else None
+        assert there == new if over else there in (None, new)
+
+    assert replay(recorder, check, limit=12) > 10
+
+
+def test_answers_are_the_old_ones_or_the_new(disk, replay):
+    """A file that is filled line by line, as `predict --output` does."""
+    write_bytes(disk / "answers", b"old")
+
+    def answer() -> None:
+        with staged_file(disk / "answers") as file:
+            for _ in range(4):
+                file.write(b"x" * BLOCK)
+                file.flush()
+
+    with Recorder(disk) as recorder:
+        answer()
+
+    def check(folder, over):
+        content = (folder / "answers").read_bytes()
+        assert content == b"x" * 4 * BLOCK if over else content in (b"old", b"x" * 4 * BLOCK)
+
+    assert replay(recorder, check) >= 5
+
+
+def test_a_classifier_goes_on_whatever_is_left_of_it(disk, replay, tmp_path):
+    """Its folder is never taken for somebody else's, and its training ends as it would have."""
+    source = write_text(tmp_path / "text", files=8, functions=8)
+    run = train(
+        tiny(source, MASKED, steps=1, eval_every=0), tmp_path / "run", trackers=[], cache_dir=tmp_path / "cache"
+    )
+    rows = tmp_path / "rows.tsv"
+    rows.write_text("text\tlabel\n" + "alpha\tno\nbeta\tyes\n" * 2)
+    data = read_own_task("own", str(rows), str(rows), None, texts=["text"], label="label")
+
+    def tune(folder: Path) -> bytes:
+        cfg = FinetuneConfig(epochs=2, batch_size=4)
+        OwnFinetuning(run, data, folder / "own", cfg).train()
+        last, _ = Run(folder / "own").checkpoints().latest_valid()
+        assert last is not None
+        return (last.path / "model.safetensors").read_bytes()
+
+    with Recorder(disk) as recorder:
+        expected = tune(disk)
+
+    def check(folder, over):
+        if over:
+            assert newest(folder / "own" / "checkpoints") == newest(disk / "own" / "checkpoints")
+        assert tune(folder) == expected
+        assert [line["epoch"] for line in Run(folder / "own").metrics()] == [1, 2]
+
+    assert replay(recorder, check, limit=1) > 20
 
 
 @pytest.fixture

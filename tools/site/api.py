@@ -63,6 +63,9 @@ def _page(module: str, title: str, what: str, names: list[str]) -> str:
 
 
 def _entry(name: str, one: Any, module: str) -> list[str]:
+    home = (getattr(one, "__module__", None) or "").split(".")[0]
+    if (inspect.isclass(one) or inspect.isfunction(one)) and home != "skipless":
+        return [f"## `{name}`", "", f"`{home}.{name}`, for convenience.", ""]
     if inspect.isclass(one):
         members = [line for member, method in _methods(one) for line in _function(member, method, level=3)]
         return [
@@ -179,7 +182,7 @@ def _origin(one: Any) -> str:
 
 def _comment_of(name: str, module: str) -> str:
     """The text under a constant, which is its description here: looked for where it is defined."""
-    for place in (module, "skipless.config.block", "skipless.config.parts"):
+    for place in (module, "skipless.nn.layers", "skipless.config.block"):
         source = inspect.getsource(importlib.import_module(place))
         found = re.search(rf'^{re.escape(name)}\b[^\n]*=.*?\n"""(.*?)"""', source, flags=re.M | re.S)
         if found and "\n\n\n" not in found.group(0):
