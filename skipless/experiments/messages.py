@@ -36,7 +36,7 @@ class Message(Config):
 class TrainWork(Config):
     """Train a run, or go on with it."""
 
-    kind: Literal["train"] = "train"
+    kind: Literal["train"] = Field("train", description="What is to be done.")
     folder: Path = Field(description="Folder of the run.")
     config: RunConfig = Field(description="What is trained in it.")
     cache_dir: Path | None = Field(None, description="Where prepared data lies; the default place if not given.")
@@ -46,7 +46,7 @@ class TrainWork(Config):
 class FinetuneWork(Config):
     """Fine-tune the encoder of a finished run on GLUE, or go on with that."""
 
-    kind: Literal["finetune"] = "finetune"
+    kind: Literal["finetune"] = Field("finetune", description="What is to be done.")
     run: Path = Field(description="Folder of the run.")
     glue: str = Field(description="Folder of GLUE's official files, or hf:DATASET.")
     tasks: tuple[str, ...] = Field(description="GLUE's tasks by name.")
@@ -60,7 +60,7 @@ Work = TrainWork | FinetuneWork
 class JobFile(Message):
     """What a worker is to do, for whom, and where it puts the result."""
 
-    work: Annotated[Work, Field(discriminator="kind")]
+    work: Annotated[Work, Field(discriminator="kind", description="What is to be done.")]
     result: Path = Field(description="Where the result is to be.")
     parent: int = Field(description="Process id of who started the worker. It is asked to end when that process does.")
     command: tuple[str, ...] = Field((), description="What was typed; a run keeps it.")
@@ -78,7 +78,7 @@ class JobFile(Message):
 class Result(Message):
     """What came of a job."""
 
-    status: Status
+    status: Status = Field(description="What came of it.")
     message: str = Field("", description="Why, in a line.")
     step: int | None = Field(None, description="The last step of a training that had begun.")
 

@@ -91,6 +91,7 @@ def every(cls):
 
 def test_every_key_is_described():
     import skipless.config.classifier  # all configurations are known
+    import skipless.experiments.messages
 
     with no_plugins():
         ours = {cls for cls in every(Config) if cls.__module__.startswith("skipless.")}
