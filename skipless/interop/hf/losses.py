@@ -39,6 +39,8 @@ def foreseeable(labels: Tensor | None, mask: Tensor | None) -> Tensor | None:
     if labels is None or mask is None or mask.ndim != 2 or labels.ndim != 2:
         return labels
     real = mask[:, -labels.shape[1] :].to(labels.device) != 0
+    if real.shape != labels.shape:  # which the model refuses in its own words
+        return labels
     begins = F.pad(real[:, 1:] & ~real[:, :-1], (1, 0))
     return labels.masked_fill(begins, IGNORED)
 

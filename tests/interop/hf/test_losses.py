@@ -144,6 +144,13 @@ def test_padding_changes_no_loss(side, seen, training):
     torch.testing.assert_close(found, sum(alone) / 11, rtol=1e-5, atol=1e-6)
 
 
+def test_a_mask_of_another_shape_is_refused_with_labels_too():
+    model = make()
+    ids = torch.randint(V, (2, 9))
+    with pytest.raises(ValueError, match=r"attention_mask must have the shape of the ids, \(2, 9\), got \(2, 7\)"):
+        model(ids, torch.ones(2, 7), labels=ids)
+
+
 @pytest.mark.parametrize("kind", LANGUAGE)
 @pytest.mark.parametrize("where", [torch.device("meta"), torch.inference_mode()])
 def test_a_step_without_values_or_gradients(kind, where):
