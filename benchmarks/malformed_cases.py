@@ -218,6 +218,16 @@ LINES = {
         "--archive compared",
         "--minutes 0 --rounds 0",
     ),
+    "demo": line("demo --runs shown", [*CACHE, *SWEPT], "shown shown cache text", "", "--json"),
+    "family": line(
+        "family pre-ln --recipe smoke --seeds 1 --checkpoints 1 --to safetensors --runs related --output family",
+        [*CACHE, *SWEPT],
+        "related related family cache",
+        "",
+        "--json",
+        "--minutes 0",
+        "--to hf",
+    ),
     "report": line(
         "report runs/causal",
         [],
@@ -318,6 +328,8 @@ def make_kit(folder: Path) -> None:
             ["export", "runs/mood", "classifier", "--to", "safetensors"],
             LINES["sweep"].words,
             LINES["compare"].words,
+            LINES["demo"].words,
+            LINES["family"].words,
             ["new-part", "own", "--output", "parts"],
             [*LINES["train"].words, "--name", "plugged", "--block", "pre-ln-own", "--plugin", "parts/own.py"],
         ):
