@@ -113,7 +113,7 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
         "v-skipinit": (0, 0.5, 1),
         "sas": (2, 2.5, 3),
         "sas-p": (2, 2.5, 3),
-        "sas-p-nonorm": (1, 1.5, 2, 2.5),
+        "sas-p-nonorm": (1, 1.5, 2, 2.5, 3),
         "sas-dense-orthogonal": (0, 0.5, 1),
         "sas-orthogonal-1": (0, 0.5, 1),
         "sas-identity-1": (-0.5, 0, 0.5),
