@@ -14,7 +14,7 @@ $(READY): pyproject.toml constraints.txt
 	$(BIN)/pip install --quiet --disable-pip-version-check --constraint constraints.txt --editable '.[dev]'
 	touch $(READY)
 
-# trains both blocks on the source of Python's standard library; killed and started again, it goes on where it was
+# trains both blocks on the source of Python's standard library; killed and started again, it continues where it was
 demo: $(READY)
 	$(BIN)/skipless demo
 

@@ -104,7 +104,7 @@ def as_command(case: Case, folder: Path, rng: random.Random) -> tuple[int | str,
             env=environment,
             input=case.stdin,
             capture_output=True,
-            timeout=3 * SECONDS,
+            timeout=SECONDS,
             preexec_fn=prepare,
         )
     except subprocess.TimeoutExpired:

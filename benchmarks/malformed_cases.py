@@ -445,7 +445,19 @@ ODD_TEXTS = [
 
 HUGE = [str(2**31), str(2**63), str(10**30), "1" + "0" * 400]
 
-AMOUNTS = {"steps", "tokens", "minutes", "max_new_tokens", "num_samples", "rounds", "seeds", "jobs", "rows", "trials"}
+AMOUNTS = {
+    "steps",
+    "decay",
+    "tokens",
+    "minutes",
+    "max_new_tokens",
+    "num_samples",
+    "rounds",
+    "seeds",
+    "jobs",
+    "rows",
+    "trials",
+}
 """How much is to be done: a large one is long work, not a mistake."""
 
 NOT_SET = {"help", "version"}

@@ -1,6 +1,6 @@
 """The same model in a loop of Hugging Face's accelerate: one process, several, mixed precision, as its launcher says.
 
-pip install 'skipless[hf]'
+pip install -c constraints.txt '.[hf]'
 accelerate launch examples/accelerate_loop.py saved
 """
 

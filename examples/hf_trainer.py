@@ -1,6 +1,6 @@
 """A skipless model in the Trainer of `transformers`: bytes of a Python file in, a folder for from_pretrained out.
 
-pip install 'skipless[hf]'
+pip install -c constraints.txt '.[hf]'
 python examples/hf_trainer.py trained
 """
 

@@ -1,6 +1,6 @@
 """LoRA on a skipless model: low-rank updates of W^Q, W^K and the MLP; everything else stays as it was.
 
-pip install 'skipless[hf]' peft
+pip install -c constraints.txt '.[hf]' peft
 python examples/lora.py exported adapted
 """
 

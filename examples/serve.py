@@ -1,6 +1,6 @@
 """A web server that writes with an exported model, token by token as they come.
 
-pip install 'skipless[hf]' fastapi uvicorn
+pip install -c constraints.txt '.[hf]' fastapi uvicorn
 python examples/serve.py exported 8000          # a page to write in, at http://localhost:8000
 curl -N localhost:8000/generate -H 'content-type: application/json' -d '{"prompt": "def ", "max_new_tokens": 40}'
 """

@@ -8,8 +8,8 @@ the Optuna journal in its folder, `reproduce` from the runs that nobody holds; w
 with by another. A worker that Slurm ends because its time is up or somebody more important came is queued again by
 submitit.
 
-Needs `pip install 'skipless[slurm]'`. With `--cluster local` the workers are processes of this machine.
-(submitit pickles the command that it gives to Slurm; skipless itself reads and writes no pickle.)
+Needs `pip install -c constraints.txt '.[slurm]'` in the clone. With `--cluster local` the workers are processes of
+this machine. (submitit pickles the command that it gives to Slurm; skipless itself reads and writes no pickle.)
 """
 
 import argparse

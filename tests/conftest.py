@@ -1,3 +1,6 @@
+import subprocess
+from types import SimpleNamespace
+
 import hypothesis
 import pytest
 import torch
@@ -35,6 +38,17 @@ def fork_server(tmp_path_factory):
     fork_server = ForkServer(tmp_path_factory.mktemp("fork_server"))
     yield fork_server
     fork_server.close()
+
+
+@pytest.fixture(scope="module")
+def forked_workers(fork_server):
+    """Pools of this process fork their workers from one that has PyTorch loaded; otherwise they are as ever."""
+    from skipless.experiments import pool
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(pool, "subprocess", SimpleNamespace(Popen=fork_server.start_worker, DEVNULL=subprocess.DEVNULL))
+        patch.setattr(pool, "LOOK_EVERY", 0.02)
+        yield
 
 
 @pytest.fixture(scope="session")

@@ -1,10 +1,18 @@
 """Without the optional packages: everything else works, and each that is missing is named with its command."""
 
+import ast
 import json
 import subprocess
 import sys
+import tomllib
+from pathlib import Path
 
 import pytest
+
+from skipless.interop.export import NEEDS
+from skipless.training.trackers import TRACKERS
+
+PROJECT = tomllib.loads((Path(__file__).parent.parent / "pyproject.toml").read_text(encoding="utf-8"))["project"]
 
 OPTIONAL = [
     "transformers", "accelerate", "peft", "datasets", "onnx", "onnxscript", "onnxruntime", "lm_eval",
@@ -48,6 +56,24 @@ print(json.dumps(messages))
 assert run(["evaluate", str(out), "--tasks", "python_next_line"]) == 2
 assert not Path("never").exists()
 """
+
+
+def named_extras():
+    """The extras that the package's messages name."""
+    for path in (Path(__file__).parent.parent / "skipless").rglob("*.py"):
+        for call in ast.walk(ast.parse(path.read_text(encoding="utf-8"))):
+            if isinstance(call, ast.Call) and getattr(call.func, "id", "") in ("MissingExtra", "optional"):
+                extra = call.args[1]
+                if isinstance(extra, ast.Constant):
+                    yield extra.value
+    yield from (name for name, packages in NEEDS.items() if packages)
+    yield from (name for name in TRACKERS if not any(line.startswith(name) for line in PROJECT["dependencies"]))
+
+
+def test_every_extra_that_is_named_exists():
+    named = set(named_extras())
+    assert len(named) >= 7
+    assert named - set(PROJECT["optional-dependencies"]) == set()
 
 
 @pytest.fixture(scope="module")

@@ -50,7 +50,7 @@ SIDE_BY_SIDE = Finding("x", "x", "", "", (), "", (), (), ())
 
 
 @pytest.fixture(scope="module")
-def scratch(tmp_path_factory):
+def scratch(tmp_path_factory, forked_workers):
     """A folder with the kit that cases are made of."""
     folder = tmp_path_factory.mktemp("malformed")
     make_kit(folder / "kit")

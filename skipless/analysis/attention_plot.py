@@ -12,12 +12,18 @@ from torch import Tensor
 
 from skipless.analysis.attention_maps import LayerMaps, Maps
 from skipless.analysis.plotting import COLOURS, MARKS, pyplot, save_figure
+from skipless.errors import UserError
 
 NEGATIVE, POSITIVE = COLOURS[0], COLOURS[1]
 """Blue and vermilion: the two ends of the scale, with white for nothing."""
 
 INK = "#7a7a7a"
 """Of letters and axes: it is read on a light page and on a dark one."""
+
+DPI = 110
+
+LONGEST_SIDE, MOST_PIXELS = 2**16 - 1, 4 * 10**8
+"""That a picture may have: beyond the first nothing can be drawn, and beyond the second nothing can be seen."""
 
 SYMBOLS = {"alpha": "α", "beta": "β", "gamma": "γ"}
 
@@ -33,6 +39,8 @@ def plot_maps(maps: Maps, outliers: Outliers, path: Path | IO[bytes]) -> None:
     width, side = max(8.0, 1.05 * panels * heads + 1.2), 1.05
     below = 3.2
     height = side * len(layers) + below + 1.0
+    if max(width, height) * DPI > LONGEST_SIDE or width * height * DPI**2 > MOST_PIXELS:
+        raise UserError(f"{len(layers)} layers of {heads} heads are too many to draw: --json has every number")
     figure = plt.figure(figsize=(width, height), facecolor="none", layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[height - below, below])
     for part in (top, bottom):
@@ -42,9 +50,9 @@ def plot_maps(maps: Maps, outliers: Outliers, path: Path | IO[bytes]) -> None:
     _draw_gains(left, layers)
     _draw_outliers(right, outliers)
     if isinstance(path, Path):
-        save_figure(figure, path, dpi=110)
+        save_figure(figure, path, dpi=DPI)
     else:
-        figure.savefig(path, format="png", dpi=110)
+        figure.savefig(path, format="png", dpi=DPI)
         plt.close(figure)
 
 

@@ -5,6 +5,7 @@ Parameters are counted on the meta device. Memory of activations is what autogra
 """
 
 from collections.abc import Callable, Iterable
+from functools import lru_cache
 
 import torch
 from torch import Tensor, nn
@@ -12,6 +13,7 @@ from torch._subclasses.fake_tensor import FakeTensorMode
 
 from skipless.analysis.own_costs import own_flops
 from skipless.config.model import ModelConfig
+from skipless.config.parts import parts_in
 from skipless.errors import UserError
 from skipless.nn.attention import Attention
 from skipless.nn.layers import ReparamLinear, RMSNorm
@@ -110,8 +112,10 @@ def training_memory(
     check_addressable(cfg, batch_size, length)
     parameters = sum(count_parameters(cfg).values())
     fixed = sum(buffer.numel() for buffer in on_meta(cfg).buffers())
-    # the first layer may differ from the others, so the slope is taken between two and three layers
-    two, three = (_saved_bytes(cfg.replace(n_layer=n), (batch_size, length), causal=causal) for n in (2, 3))
+    # the first layer may differ from the others, so the slope is taken between two and three layers,
+    # which is traced once for a shape, unless a part is somebody's own: its code may be another the next time
+    traced = _saved_bytes.__wrapped__ if parts_in(cfg) else _saved_bytes
+    two, three = (traced(cfg.replace(n_layer=n), (batch_size, length), causal=causal) for n in (2, 3))
     activations = max(two + (cfg.n_layer - 2) * (three - two), 0)
     if recompute:
         inputs = cfg.n_layer * batch_size * length * cfg.d_model * FLOAT
@@ -129,9 +133,11 @@ def training_memory(
     return {**parts, "total": sum(parts.values())}
 
 
+@lru_cache(maxsize=256)
 def _saved_bytes(cfg: ModelConfig, shape: tuple[int, int], *, causal: bool) -> int:
     """Bytes that autograd keeps between the forward and the backward pass, weights not counted."""
-    with FakeTensorMode():
+    # a training has gradients and counts in float32, whatever is so where this is asked for
+    with torch.inference_mode(False), torch.enable_grad(), torch.autocast("cpu", enabled=False), FakeTensorMode():
         model = (CausalLM if causal else MaskedLM)(cfg)
         ids = torch.zeros(shape, dtype=torch.long)
         return saved_bytes(lambda: model.hidden(ids), model.parameters())

@@ -13,22 +13,23 @@ from typing import Annotated, Any
 
 import typer
 
+from skipless.cli.help import App
 from skipless.errors import UserError, bounded, first_line
 
 EXIT_STATUS = """
 Exit status of every command:
 
-- 0: done; for a budget of `reproduce` also: it is spent, and what is done is saved
+- 0: done, or the `--minutes` of `reproduce` are used up; finished work is saved
 
-- 2: bad input, said in one line
+- 2: bad input; one line explains it
 
 - 3: stopped by itself: a loss that is not finite, a full disk, no memory, a run of an experiment that failed
 
-- 4: another process is at it
+- 4: another process is using it
 
 - 129, 130, 143: stopped by a closed terminal (SIGHUP), Ctrl-C or SIGTERM; what was being trained is saved
 
-- 141: whoever read the output has stopped reading; what was being trained is saved
+- 141: the output pipe was closed; what was being trained is saved
 """
 
 START = """\
@@ -36,18 +37,18 @@ skipless {version}: transformer blocks with the unneeded parts taken out.
 
 Start with one of these:
 
-  skipless demo                       trains the standard block and the simplest one side by side, in minutes
-  skipless inspect pre-ln sas-p       draws both, counts what they cost, measures their signal
-  skipless train --name mine          trains the simplest one, on the source of Python's standard library
-  skipless generate mine              writes with what was trained, as you type
-  skipless compare pre-ln sas-p       trains blocks beside a reference, with a verdict on each
-  skipless reproduce --list           the paper's experiments, and what they cost
+  skipless demo                  trains the standard and the simplified block
+  skipless inspect pre-ln sas-p  draws both, counts their cost, measures signal
+  skipless train --name mine     trains the simplified one, on Python's library
+  skipless generate mine         writes with what was trained, as you type
+  skipless compare pre-ln sas-p  trains a block beside another, with a verdict
+  skipless reproduce --list      the paper's experiments, and what they cost
 
-skipless --help lists all commands; skipless COMMAND --help has examples of each.
+skipless --help lists all commands; skipless COMMAND --help has examples.
 """
 """What a command line without a command shows."""
 
-app = typer.Typer(
+app = App(
     name="skipless",
     help="Transformer blocks with the unneeded parts taken out: build them, train them, run them faster.",
     epilog=EXIT_STATUS,
@@ -143,7 +144,7 @@ def _run(arguments: list[str]) -> int:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return STOPPED if error.errno in NOT_OF_THE_INPUT else BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
-        _fail("stopped before training began; nothing was lost")
+        _fail("stopped; nothing was lost")
         return INTERRUPTED
     except Exception as error:
         if hasattr(error, "status"):  # training that stopped by itself or was asked to

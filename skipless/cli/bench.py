@@ -40,9 +40,11 @@ SPELLINGS = {
 
 @app.command(cls=renamed(SPELLINGS))
 def bench(
-    what: Annotated[str, typer.Argument(help="train, step, decode, caches, memory or token-time.")] = "train",
+    what: Annotated[
+        str, typer.Argument(metavar="WHAT", help="train, step, decode, caches, memory or token-time.")
+    ] = "train",
     models: Annotated[
-        list[str] | None, typer.Argument(metavar="[MODELS]...", help="For decode: runs and exports to measure.")
+        list[str] | None, typer.Argument(metavar="MODEL", help="For decode: runs and exports to measure.")
     ] = None,
     n_layer: Annotated[int, N_LAYER] = 2,
     d_model: Annotated[int, D_MODEL] = 768,
@@ -70,10 +72,10 @@ def bench(
     `train`: forward and backward of a stack of blocks. `step`: a whole training step and its peak memory; both by
     default with as many sequences as make 1,024 tokens. `decode`: greedy decoding of `--max-new-tokens` after a prompt
     of `--seq-len`, in PyTorch and in ONNX Runtime at 32, 8 and 4 bits, beside llama.cpp and CTranslate2 where they are
-    installed; or of the MODELS that are given. `caches`: one more token by what the cache remembers; both by default
+    installed; or of the models that are given. `caches`: one more token by what the cache remembers; both by default
     for one sequence. `memory`: time and peak memory of `sas-p` blocks over the sequence length (128, 256, … up to
     `--seq-len`) and over the depth. `token-time`: whole training steps of the six blocks at the sizes of the
-    experiments and at the paper's width, by which `reproduce` judges what is said of run time; on a machine that does
+    experiments and at the paper's width, by which `reproduce` judges claims about run time; on a machine that does
     nothing else, and kept beside `--runs`.
     The last line is JSON.
 
@@ -85,7 +87,7 @@ def bench(
 
     - `skipless bench decode --n-layer 18 --seq-len 512 --max-new-tokens 128`
 
-    - `skipless bench decode runs/baseline exported --seq-len 64`
+    - `skipless bench decode runs/demo-pre-ln runs/demo-sas-p --seq-len 64`
 
     - `skipless bench caches -L 18 --seq-len 1024 --batch-size 16 --device cpu`
 
@@ -176,7 +178,7 @@ def _token_time(size: list[str] | None, rounds: int, runs: Path | None, device: 
             raise unknown("size", name, SIZES)
     if runs is not None:
         check_folder(runs)
-    keep_freed_memory()  # as in a training
+    keep_freed_memory()  # as in training
     content = measure(names, rounds, lambda name: print(f"{name} …", file=sys.stderr), device)
     if runs is not None:
         make_folder(runs)

@@ -9,7 +9,7 @@ from typing import TYPE_CHECKING, Annotated, Any
 
 import typer
 
-from skipless.cli.app import STOPPED, app
+from skipless.cli.app import app
 from skipless.cli.options import (
     CacheOption,
     CorpusOption,
@@ -36,7 +36,8 @@ TIMES = "token-time.json"
 @app.command()
 def compare(
     blocks: Annotated[
-        list[str], typer.Argument(metavar="REFERENCE BLOCK...", help="Presets, variants, or blocks of your own.")
+        list[str],
+        typer.Argument(metavar="BLOCK", help="The reference, then the others: presets, variants, or your own."),
     ],
     scale: ScaleOption = "laptop",
     seeds: SeedsOption = 1,
@@ -61,7 +62,7 @@ def compare(
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train blocks beside a reference, or what is missing of them, and write a page with a verdict on each.
+    """Train blocks beside a reference, only what is missing, and write a page with a verdict on each.
 
     Runs are those of `reproduce`: found by their configuration, shared, resumed. A block whose learning rate was tuned,
     by a sweep (`--rates`) or for the recipes, has that; the others have the reference's, and the page says which. It
@@ -77,7 +78,7 @@ def compare(
 
     - `skipless compare pre-ln sas-p --corpus 'code=files:src/**/*.py'`
     """
-    from skipless.cli.reproduce import Folders, train_missing
+    from skipless.cli.reproduce import Folders, report_failed, train_missing
     from skipless.config.overrides import parse_overrides
     from skipless.experiments.comparison import Comparison
     from skipless.experiments.report.draw import save_plots
@@ -93,7 +94,7 @@ def compare(
     set_corpora(corpus)
     where = Scale(scale, load_rates(rates) if rates else None, parse_overrides(settings or []))
     asked = Comparison(tuple(blocks), where, "encoder" if encoder else "decoder")
-    asked.configs()  # a block that cannot be made should be said now rather than in an hour
+    asked.configs()  # a block that cannot be made should be reported now rather than in an hour
     _check_models(asked)
     for folder in (output, runs):
         check_folder(folder)
@@ -113,12 +114,11 @@ def compare(
         show_findings([finding])
         show_left(left, failed)
         print(f"page: {page}")
-    if failed:
-        raise typer.Exit(STOPPED)
+    report_failed(failed)
 
 
 def _check_models(asked: "Comparison") -> None:
-    """Make every model once without memory: what does not fit together is said before anything is trained."""
+    """Make every model once without memory: what does not fit together is reported before anything is trained."""
     from skipless.analysis.costs import on_meta
 
     for cfg in asked.configs().values():

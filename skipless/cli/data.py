@@ -7,6 +7,7 @@ from typing import TYPE_CHECKING, Annotated
 import typer
 
 from skipless.cli.app import app
+from skipless.cli.help import App
 from skipless.cli.options import (
     CacheOption,
     ConfigOption,
@@ -26,9 +27,7 @@ from skipless.cli.renamed import renamed
 if TYPE_CHECKING:
     from skipless.config.run import DataConfig
 
-data_app = typer.Typer(
-    help="Prepare text for training and look at it.", no_args_is_help=True, rich_markup_mode="markdown"
-)
+data_app = App(help="Prepare text for training and look at it.", no_args_is_help=True, rich_markup_mode="markdown")
 app.add_typer(data_app, name="data")
 
 

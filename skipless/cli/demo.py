@@ -1,4 +1,4 @@
-"""`skipless demo`: the standard block and the simplest one side by side, in minutes."""
+"""`skipless demo`: the standard block and the simplified one side by side, in minutes."""
 
 import shlex
 from importlib.util import find_spec
@@ -23,8 +23,8 @@ def demo(
 ) -> None:
     """Train `pre-ln` and `sas-p` side by side on the source of Python's standard library, and show what came out.
 
-    It takes about five minutes on two cores. Stopped or killed, the same command goes on where it was; once both are
-    trained it shows them again. The runs are `demo-pre-ln` and `demo-sas-p` in `--runs`; beside them a page,
+    It takes about five minutes on two cores. Stopped or killed, the same command continues; once both are trained it
+    shows them again. The runs are `demo-pre-ln` and `demo-sas-p` in `--runs`; beside them a page,
     `demo.html`, and where matplotlib is installed a plot, `demo.png`.
 
     Examples:

@@ -33,7 +33,7 @@ def evaluate(
     ] = None,
     task_path: Annotated[Path | None, typer.Option(help="A folder with task files of your own.")] = None,
     limit: Annotated[
-        int | None, typer.Option(help="At most so many sequences of the text, or items of each task.", min=1)
+        int | None, typer.Option(help="At most this many sequences of the text, or items of each task.", min=1)
     ] = None,
     checkpoint: CheckpointOption = "last",
     runs: RunsOption = Path("runs"),
@@ -47,13 +47,13 @@ def evaluate(
     An export to ONNX is evaluated on its run's held-out text too; other exports do not know theirs, and are evaluated
     on tasks.
 
-    Examples:
+    Examples, with a run of `skipless demo`:
 
-    - `skipless evaluate runs/baseline`
+    - `skipless evaluate runs/demo-sas-p`
 
-    - `skipless evaluate baseline --source 'files:src/**/*.py' --checkpoint best`
+    - `skipless evaluate demo-sas-p --source 'files:src/**/*.py' --checkpoint best`
 
-    - `skipless evaluate runs/baseline --tasks python_next_line --limit 100`
+    - `skipless evaluate demo-sas-p --tasks python_next_line --limit 100`
     """
     from skipless.runs import find_model
 

@@ -43,13 +43,13 @@ def export(
     sequences. `safetensors` is the weights and the configuration, for `skipless.load`. RUN may also be an export, or a
     folder that `save_pretrained` wrote.
 
-    Examples:
+    Examples, with a run of `skipless demo`:
 
-    - `skipless export runs/baseline exported`
+    - `skipless export demo-sas-p exported`
 
-    - `skipless export runs/baseline graph --to onnx --checkpoint best`
+    - `skipless export demo-sas-p small --to onnx --bits 4`
 
-    - `skipless export runs/baseline small --to onnx --bits 4`
+    - `skipless export demo-sas-p weights --to safetensors --checkpoint best`
 
     - `skipless export exported graph --to onnx`
     """

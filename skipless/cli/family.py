@@ -7,7 +7,7 @@ from typing import Annotated
 
 import typer
 
-from skipless.cli.app import STOPPED, app
+from skipless.cli.app import app
 from skipless.cli.options import (
     TO,
     CacheOption,
@@ -28,12 +28,12 @@ from skipless.cli.options import (
 @app.command()
 def family(
     blocks: Annotated[
-        list[str] | None, typer.Argument(metavar="[BLOCK]...", help="Presets or variants.  [default: pre-ln sas-p]")
+        list[str] | None, typer.Argument(metavar="BLOCK", help="Presets or variants.  [default: pre-ln sas-p]")
     ] = None,
     recipe: RecipeOption = "laptop",
     seeds: SeedsOption = 3,
     checkpoints: Annotated[
-        int, typer.Option(help="How many of each training are exported, evenly spaced.", min=1, max=1000)
+        int, typer.Option(help="How many of each run are exported, evenly spaced.", min=1, max=1000)
     ] = 4,
     to: Annotated[str, TO] = "hf",
     minutes: MinutesOption = None,
@@ -46,11 +46,11 @@ def family(
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Train blocks with several seeds, alike in all else, and export every checkpoint with a card and an index.
+    """Train blocks with several seeds, otherwise identical, and export every checkpoint with a card and an index.
 
     With the same seed all blocks read the same text in the same order. Runs are found by their configuration and
-    resumed, and models that are in `--output` are not exported again, so the same command goes on where it was stopped.
-    When `--minutes` are over, the models of finished trainings are exported.
+    resumed, and models that are in `--output` are not exported again, so the same command continues where it was
+    stopped. When `--minutes` are over, the models of finished runs are exported.
 
     Examples:
 
@@ -58,7 +58,7 @@ def family(
 
     - `skipless family --recipe smoke --seeds 1 --to safetensors --output tiny`
     """
-    from skipless.cli.reproduce import Folders, train_missing
+    from skipless.cli.reproduce import Folders, report_failed, train_missing
     from skipless.config.overrides import parse_overrides
     from skipless.experiments.family import Family, check_output, export_family
     from skipless.experiments.run_index import RunIndex
@@ -86,5 +86,4 @@ def family(
     else:
         show_left(left, failed)
         print(f"family: {output}, {len(members)} models\nindex: {output / 'README.md'}")
-    if failed:
-        raise typer.Exit(STOPPED)
+    report_failed(failed)

@@ -55,7 +55,10 @@ def finetune(
     ] = None,
     kind: Annotated[
         str | None,
-        typer.Option(help="classification or regression.  [default: regression if labels are numbers, not all whole]"),
+        typer.Option(
+            help="classification or regression.  [default: regression if labels are numbers, not all whole, or more "
+            "than 20 different whole ones]"
+        ),
     ] = None,
     name: NameOption = None,
     seeds: Annotated[int | None, SEEDS] = None,
@@ -82,7 +85,7 @@ def finetune(
     each seed, by default one), for `skipless predict`, `skipless export` and `skipless.load`. With `--glue-dir` it is
     the scores that count: there are three seeds, results are in `RUN/glue.json` (the baselines' in
     `RUN/glue-from-scratch.json` and so on), answers to the test sets in `RUN/glue/predictions/`; with `--name` and one
-    task the classifier is kept as well as any. Interrupted or killed, the same command goes on.
+    task the classifier is kept as well as any. Interrupted or killed, the same command continues.
 
     Examples:
 

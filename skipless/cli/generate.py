@@ -35,14 +35,16 @@ if TYPE_CHECKING:
 def generate(
     run: ModelArgument,
     prompt: Annotated[
-        str | None, typer.Option("--prompt", "-p", help="Text to go on from; else standard input, or as you type.")
+        str | None, typer.Option("--prompt", "-p", help="Text to continue; otherwise standard input, or as you type.")
     ] = None,
     prompt_file: Annotated[Path | None, typer.Option(help="Read the prompt from a file.")] = None,
     max_new_tokens: MaxNewTokensOption = 100,
     temperature: Annotated[float, typer.Option(help="0 takes the likeliest token.")] = 0.8,
-    top_k: Annotated[int | None, typer.Option(help="Draw from the k likeliest.")] = None,
-    top_p: Annotated[float | None, typer.Option(help="Draw from the fewest that have this probability.")] = None,
-    repetition_penalty: Annotated[float, typer.Option(help="Above 1: less of what was there before.")] = 1.0,
+    top_k: Annotated[int | None, typer.Option(help="Sample from the k likeliest tokens.")] = None,
+    top_p: Annotated[
+        float | None, typer.Option(help="Sample from the smallest set of tokens with this total probability.")
+    ] = None,
+    repetition_penalty: Annotated[float, typer.Option(help="Above 1 discourages repetition.")] = 1.0,
     num_samples: NumSamplesOption = 1,
     seed: SeedOption = 0,
     cache: Annotated[str, CACHE_MODE] = "auto",
@@ -52,19 +54,18 @@ def generate(
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Write text with a trained causal model, token by token as it comes; also with an export, by ONNX Runtime where
-    that is one to ONNX.
+    """Write text with a trained causal model or an export of one, token by token. ONNX exports run in ONNX Runtime.
 
-    In a terminal and without a prompt it asks for one, goes on from it, and asks again: Ctrl-C ends an answer, Ctrl-D
+    In a terminal and without a prompt it asks for one, continues it, and asks again: Ctrl-C ends an answer, Ctrl-D
     the command. Every answer has a seed of its own, counted from `--seed`.
 
-    Examples:
+    Examples, with a run of `skipless demo`:
 
-    - `skipless generate baseline`
+    - `skipless generate demo-sas-p`
 
-    - `skipless generate runs/baseline --prompt 'def ' --max-new-tokens 50`
+    - `skipless generate runs/demo-sas-p --prompt 'def ' --max-new-tokens 50`
 
-    - `echo 'import os' | skipless generate baseline --num-samples 3 --top-p 0.9`
+    - `echo 'import os' | skipless generate demo-sas-p --num-samples 3 --top-p 0.9`
     """
     import time
     from dataclasses import replace

@@ -44,7 +44,7 @@ def _bytes(text: str) -> int:
 def inspect(
     blocks: Annotated[
         list[str] | None,
-        typer.Argument(metavar="[BLOCK|RUN]...", help="Presets, variants such as `pre-ln:alpha_sa=0`, or runs."),
+        typer.Argument(metavar="BLOCK|RUN", help="Presets, variants such as `pre-ln:alpha_sa=0`, or runs."),
     ] = None,
     config: ConfigOption = None,
     n_layer: LayersOption = None,
@@ -60,7 +60,8 @@ def inspect(
     signal: Annotated[bool, typer.Option("--signal/--no-signal", help="Measure the signal at initialisation.")] = True,
     seed: SeedOption = 0,
     devices: Annotated[
-        int, typer.Option(help="Plan a training on so many: memory and communication under DDP and FSDP.", min=1)
+        int,
+        typer.Option(help="Plan training on this many devices: memory and communication under DDP and FSDP.", min=1),
     ] = 1,
     device_memory: Annotated[
         str | None, typer.Option(help="Of each device, as `24G` (10⁹ bytes) or `24Gi`: says whether the plan fits.")
@@ -95,7 +96,7 @@ def inspect(
 
     - `skipless inspect sas-p --no-signal --devices 8 --device-memory 24G`
 
-    - `skipless inspect runs/baseline --attention 'def f(x):' --plot inside.png`
+    - `skipless inspect runs/demo-sas-p --attention 'def f(x):' --plot inside.png`
     """
     if attention is not None:
         _look_inside(blocks or [], attention, checkpoint, runs, plot, as_json=as_json)

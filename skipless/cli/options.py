@@ -56,7 +56,7 @@ SEQ_LEN = typer.Option("--seq-len", help="Tokens in a sequence.", min=1)
 
 SeqLenOption = Annotated[int | None, SEQ_LEN]
 
-BATCH_SIZE = typer.Option("--batch-size", help="Sequences in a step.", min=1)
+BATCH_SIZE = typer.Option("--batch-size", help="Sequences that are processed together.", min=1)
 
 BatchSizeOption = Annotated[int | None, BATCH_SIZE]
 
@@ -64,7 +64,7 @@ MinutesOption = Annotated[float | None, typer.Option("--minutes", help="Budget i
 
 
 def _check_seed(seed: int | None) -> int | None:
-    """The range is checked here, for in `--help` it would take half of the page's width."""
+    """The range is checked here, because in `--help` it would take half of the page's width."""
     if seed is not None and not 0 <= seed <= MAX_SEED:
         raise typer.BadParameter(f"{seed} is not between 0 and 2^62")
     return seed
@@ -150,7 +150,12 @@ CorpusOption = Annotated[
     ),
 ]
 
-CACHE_MODE = typer.Option("--cache", help="What is remembered: auto, kv, kx, or x (half the memory).")
+CACHE_MODE = typer.Option(
+    "--cache",
+    help="What decoding remembers: auto, kv, kx or x (half the memory); for `export --to onnx` also none, a graph of "
+    "whole sequences.  [default: auto]",
+    show_default=False,
+)
 
 CacheOption = Annotated[
     Path | None, typer.Option("--cache-dir", help="Where prepared data is kept.  [default: ~/.cache/skipless/data]")
@@ -170,15 +175,17 @@ ScaleOption = Annotated[str, typer.Option("--scale", help="Size of the experimen
 
 # ------------------------------------------------------------------------------------ what comes out
 
-MaxNewTokensOption = Annotated[int, typer.Option("--max-new-tokens", help="Tokens to write, at most.", min=1)]
+MaxNewTokensOption = Annotated[int, typer.Option("--max-new-tokens", help="Write at most this many tokens.", min=1)]
 
-NumSamplesOption = Annotated[int, typer.Option("--num-samples", help="How many texts to show.", min=0)]
+NumSamplesOption = Annotated[
+    int, typer.Option("--num-samples", help="How many samples: texts to write, or sequences to show.", min=0)
+]
 
 TO = typer.Option("--to", help="hf, onnx or safetensors.")
 
 PlotOption = Annotated[Path | None, typer.Option("--plot", help="Draw it into this file (PNG, SVG, PDF).")]
 
-OUTPUT = typer.Option("--output", help="Output folder or file.")
+OUTPUT = typer.Option("--output", help="Where to write: a folder, or for `predict` a file.")
 
 OutputOption = Annotated[Path, OUTPUT]
 

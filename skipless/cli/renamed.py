@@ -5,23 +5,23 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from typing import Any
 
-from typer.core import TyperCommand
+from skipless.cli.help import Command
 
 
-def renamed(spellings: Mapping[str, str]) -> type[TyperCommand]:
+def renamed(spellings: Mapping[str, str]) -> type[Command]:
     """The class of a command with old spellings: `{"--which": "--checkpoint"}`.
 
     An option that has become a flag is written with the value that it had: `{"--resume auto": "--resume"}`.
     """
 
-    class Renaming(TyperCommand):
+    class Renaming(Command):
         def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
             return super().parse_args(ctx, list(_with_new_names(args, spellings, _taking_a_value(self))))
 
     return Renaming
 
 
-def _taking_a_value(command: TyperCommand) -> set[str]:
+def _taking_a_value(command: Command) -> set[str]:
     options = (param for param in command.params if param.param_type_name == "option")
     return {name for option in options if not option.is_flag for name in option.opts}  # pyrefly: ignore
 

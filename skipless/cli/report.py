@@ -28,7 +28,7 @@ def _find_all(names: list[str], scale: str, runs: Path) -> tuple[list["Finding"]
 @app.command()
 def report(
     names: Annotated[
-        list[str], typer.Argument(metavar="RUN|EXPERIMENT...", help="Runs to set side by side, or experiments.")
+        list[str], typer.Argument(metavar="RUN|EXPERIMENT", help="Runs to set side by side, or experiments.")
     ],
     page: Annotated[Path | None, typer.Option(help="Write all of it into this HTML file, which works offline.")] = None,
     files: Annotated[
@@ -49,11 +49,11 @@ def report(
 
     `--plot` draws the losses.
 
-    Examples:
+    Examples, the first two with the runs of `skipless demo`:
 
-    - `skipless report runs/baseline runs/simpler --plot losses.png --samples`
+    - `skipless report demo-pre-ln demo-sas-p --plot losses.png --samples`
 
-    - `skipless report runs/simpler --page page.html --attention 'def f(x):'`
+    - `skipless report demo-sas-p --page page.html --attention 'def f(x):'`
 
     - `skipless report fig2 fig5 --page report.html --files`
     """

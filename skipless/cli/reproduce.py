@@ -4,6 +4,7 @@ import json
 import shlex
 import sys
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Annotated, Any
@@ -33,7 +34,7 @@ from skipless.errors import UserError
 @app.command(cls=renamed({"--budget": "--minutes", "--out": "--output"}))
 def reproduce(
     ids: Annotated[
-        list[str] | None, typer.Argument(metavar="[ID]...", help="Experiments as --list names them, or all.")
+        list[str] | None, typer.Argument(metavar="ID", help="Experiments as --list names them, or all.")
     ] = None,
     scale: ScaleOption = "laptop",
     seeds: SeedsOption = 1,
@@ -51,7 +52,8 @@ def reproduce(
     ] = None,
     glue_dir: Annotated[str | None, GLUE_DIR] = None,
     also: Annotated[
-        list[str] | None, typer.Option("--beside", metavar="BLOCK", help="One more block, wherever pre-ln is.")
+        list[str] | None,
+        typer.Option("--beside", metavar="BLOCK", help="Also train this block wherever an experiment trains pre-ln."),
     ] = None,
     settings: SetOption = None,
     cache_dir: CacheOption = None,
@@ -61,12 +63,12 @@ def reproduce(
     plugin: PluginOption = None,
     as_json: JsonOption = False,
 ) -> None:
-    """Run the paper's experiments, or what is missing of them, and judge its claims.
+    """Run the paper's experiments, training only what is missing, and judge its claims.
 
-    A run is found by its configuration: experiments share runs, finished ones are reused, interrupted ones go on.
+    A run is found by its configuration: experiments share runs, finished ones are reused, interrupted ones continue.
     Several of these commands on one folder share the work. When `--minutes` are over, what is done is saved and judged;
     0 only judges. With `--glue-dir` the encoders of tab1 and tab2 are fine-tuned as well. The page, the plots and their
-    CSV go to `--output`, where a file `notes.yaml` may say something of an id that is shown with it.
+    CSV go to `--output`, where a file `notes.yaml` may add a note to an id.
 
     Examples:
 
@@ -170,6 +172,13 @@ def _reproduce(
         show_left(left, failed)
     page = write_results(findings, folders.output)
     print(f"page: {page}", file=sys.stderr if as_json else sys.stdout)
+    report_failed(failed)
+
+
+def report_failed(failed: Mapping[str, str]) -> None:
+    """Name every run that failed, and why; then end with the status that says so."""
+    for name, reason in failed.items():
+        print(f"skipless: {name} failed: {reason}", file=sys.stderr)
     if failed:
         raise typer.Exit(STOPPED)
 

@@ -44,7 +44,9 @@ def sweep(
     recipe: RecipeOption = "study",
     output: OutputOption = Path("sweep"),
     trials: Annotated[int | None, typer.Option(help="Trials of each block, where there is a range.", min=1)] = None,
-    prune: Annotated[bool, typer.Option("--prune", help="Give up what is behind the median of others.")] = False,
+    prune: Annotated[
+        bool, typer.Option("--prune", help="Give up a run whose loss is above the median of the others.")
+    ] = False,
     runs: RunsOption = Path("runs"),
     n_layer: LayersOption = None,
     d_model: WidthOption = None,

@@ -77,7 +77,9 @@ def train(
     ] = False,
     branch: Annotated[
         str | None,
-        typer.Option(metavar="RUN[@STEP]", help="Go on from a run's checkpoint, in its configuration; with --decay."),
+        typer.Option(
+            metavar="RUN[@STEP]", help="Continue from a run's checkpoint, in its configuration; with --decay."
+        ),
     ] = None,
     decay: Annotated[
         int | None, typer.Option(help="With --branch: steps over which the learning rate goes to zero.", min=1)
@@ -109,7 +111,9 @@ def train(
 
     - `torchrun --nproc-per-node 8 -m skipless train --parallel fsdp`
 
-    - `skipless train --name decayed --branch stable@400 --decay 100`
+    - `skipless train --name stable -s train.schedule=wsd -s train.keep_last=20`
+
+    - `skipless train --name decayed --branch stable@1000 --decay 250`
     """
     given = {
         "data.source": sources(source),
@@ -152,10 +156,10 @@ def train(
 def _branch(
     text: str, runs: Path, decay: int, device: str | None, settings: list[str] | None, there: Path | None
 ) -> "tuple[Branch | None, RunConfig]":
-    """The checkpoint that is gone on from, and the configuration of a decay from there.
+    """The checkpoint that is continued from, and the configuration of a decay from there.
 
-    A branch that is resumed from a checkpoint of its own needs no other: the run that it came from may have gone on,
-    and removed it.
+    A branch that is resumed from a checkpoint of its own needs no other: the run that it came from may have
+    continued, and removed it.
     """
     from skipless.config.overrides import parse_overrides
     from skipless.runs import Run
@@ -202,7 +206,7 @@ def train_in(cfg: "RunConfig", folder: Path, how: dict[str, Any], cache_dir: Pat
 
 
 def make_view(*, as_json: bool) -> "Observer":
-    """What this process shows of a training: the first one everything, the others nothing."""
+    """What this process shows of a training run: the first one everything, the others nothing."""
     from skipless.distributed.group import first_process
     from skipless.terminal.console import Console
     from skipless.terminal.train_view import TrainView
@@ -212,7 +216,7 @@ def make_view(*, as_json: bool) -> "Observer":
 
 
 def _show(run: "Run", *, as_json: bool) -> None:
-    """What came of a training, and what to do with it."""
+    """What came of a training run, and what to do with it."""
     from skipless.experiments.report.summary import as_dict, summarise
     from skipless.terminal.runs import show_summaries
 

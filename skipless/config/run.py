@@ -147,7 +147,8 @@ class TrainConfig(Config):
         None, gt=0, description="wsd: the decay at the end, a share of the budget below 1, else steps; by default 0.2."
     )
     branch: Text | None = Field(
-        None, description="The run (its configuration's hash) and the step that this one went on from: `1a2b3c4d@500`."
+        None,
+        description="The run (its configuration's hash) and the step that this one continued from: `1a2b3c4d@500`.",
     )
     ema: float | None = Field(
         None, gt=0, lt=1, description="Average the weights over steps by this factor, such as 0.999, and evaluate both."

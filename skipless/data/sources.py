@@ -323,7 +323,9 @@ def _open(path: Path) -> io.BufferedIOBase:
     if path.suffix == ".gz":
         return gzip.open(path)
     if path.suffix == ".zst":
-        return io.BufferedReader(_Zstandard(path, optional("zstandard", "zstd", f"reading {path}")), 1 << 20)
+        import zstandard
+
+        return io.BufferedReader(_Zstandard(path, zstandard), 1 << 20)
     return path.open("rb")
 
 

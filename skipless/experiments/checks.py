@@ -116,10 +116,10 @@ RATES: dict[str, dict[str, tuple[float, ...]]] = {
         "sas-p-nonorm": (1, 1.5, 2, 2.5, 3),
         "sas-dense-orthogonal": (0, 0.5, 1),
         "sas-orthogonal-1": (0, 0.5, 1),
-        "sas-identity-1": (-0.5, 0, 0.5),
-        "sas-no-mlp-skip": (-2.5, -2, -1.5),
-        "sas-no-mlp-skip-0.2": (-2, -1.5, -1),
-        "sas-no-mlp-skip-0.8": (-2.5, -2, -1.5),
+        "sas-identity-1": (-0.5, 0, 0.5, 1, 1.5),
+        "sas-no-mlp-skip": (-2.5, -2, -1.5, -1),
+        "sas-no-mlp-skip-0.2": (-2, -1.5, -1, -0.5, 0),
+        "sas-no-mlp-skip-0.8": (-2, -1.5, -1),
     },
     "deep": {
         "pre-ln": (0, 1, 2),
@@ -248,21 +248,24 @@ LENGTHS = (1, 4, 10)
 
 TREND_RATES: dict[str, dict[str, tuple[float, ...]]] = {
     "pre-ln": {
-        "tokens × 1": (1.5, 2),
+        "tokens × 1": (2,),
         "tokens × 4": (1, 1.5),
         "tokens × 10": (1,),
         "width 128": (1, 1.5),
         "width 256": (0.5, 1),
     },
     "sas-p": {
-        "tokens × 1": (1.5, 2),
+        "tokens × 1": (2.5,),
         "tokens × 4": (1.5, 2),
         "tokens × 10": (1.5,),
         "width 128": (1, 1.5),
         "width 256": (0.5, 1),
     },
 }
-"""Block → point → positions on the grid of rates; the best by the rows for tuning counts."""
+"""Block → point → positions on the grid of rates; the best by the rows for tuning counts.
+
+The first point has the rates of the finer grid above, and so the runs of everything else.
+"""
 
 
 def _point(scale: Scale, name: str) -> dict[str, Any]:

@@ -1,4 +1,4 @@
-"""How a claim is judged.
+"""How a claim is judged. The claims themselves stand with their figures: `papers/simplifying/`.
 
 A claim is a pair of bounds on a quantity that each seed gives, such as the final loss of one block divided by
 another's, less one. Over seeds the quantity has a mean and a 90% interval. The claim

@@ -36,7 +36,7 @@ class Stopped(TrainingStopped):
     """A signal asked for an end; every run is saved."""
 
     def __init__(self, number: int) -> None:
-        super().__init__(f"{signal.Signals(number).name}: every run is saved; the same command goes on from here")
+        super().__init__(f"{signal.Signals(number).name}: every run is saved; the same command continues from here")
         self.status = 128 + number
 
 

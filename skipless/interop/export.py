@@ -36,7 +36,8 @@ from skipless.nn.model import CausalLM, SequenceClassifier
 from skipless.recipes.variants import block_name
 from skipless.runs import choose_checkpoint, find_run, is_classifier, is_export, load, load_checkpoint
 from skipless.runtime.model import OnnxCausalLM
-from skipless.storage.files import remove_folder, staged_folder
+from skipless.storage.files import no_room_said, remove_folder, staged_folder
+from skipless.storage.tensors import io_errors_said
 
 WRITTEN = re.compile(
     r"config\.json|README\.md|block\.svg|generation_config\.json|tokenizer\.json|tokenizer_config\.json|special_tokens_map\.json"
@@ -82,7 +83,7 @@ def export_model(
     target = _place(out)
     _check(to, target, overwrite)
     options = _onnx_options(model, to, onnx)
-    with _in_place_of(target) as folder:
+    with no_room_said(f"the export {str(out)!r}"), io_errors_said(), _in_place_of(target) as folder:
         if isinstance(model, CausalLM) and options is not None and options.cache != "none":
             from skipless.interop.onnx_export import to_onnx_decoder
 

@@ -158,8 +158,8 @@ def _use_hf(model: CausalLM | MaskedLM | SequenceClassifier) -> str:
         lines += [f'print(ask("some {"[MASK]" if isinstance(model, MaskedLM) else "text"}"))']
     return _code(lines) + (
         "\n\n`trust_remote_code=True` runs the models' source, which is in this folder and needs PyTorch, "
-        "transformers 5, pydantic and PyYAML. With the package (`pip install 'skipless[hf]'`), "
-        f"`from skipless import hf` first does instead. Made by skipless {version('skipless')}."
+        "transformers 5, pydantic and PyYAML. Where the package skipless is installed, with its "
+        f"extra `hf`, `from skipless import hf` first does instead. Made by skipless {version('skipless')}."
     )
 
 

@@ -32,7 +32,7 @@ class Attention(nn.Module):
         return self.mix(self.query(x), self.key(x), self.value(x), mask, rope)
 
     def mix(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
-        """Everything behind X W^Q, X W^K and X W^V, (B, T, d) each: (B, T, d)."""
+        """Everything after X W^Q, X W^K and X W^V, which are (B, T, d) each: (B, T, d)."""
         mixed = self.mixing(*self.queries_keys(q, k, rope), self.heads(v), mask)  # (B, H, T, D)
         return self.dropout(self.projection(mixed.transpose(1, 2).flatten(-2)))
 
@@ -46,5 +46,5 @@ class Attention(nn.Module):
         return x.unflatten(-1, (self.n_head, -1)).transpose(1, 2)
 
     def matrix(self, x: Tensor, mask: Mask, rope: Rope | None = None) -> Tensor:
-        """The mixing matrix of each head, (B, H, T, T), for plots and tests."""
+        """The mixing matrix of each head, (B, H, T, T), to look at."""
         return self.mixing.matrix(*self.queries_keys(self.query(x), self.key(x), rope), mask)

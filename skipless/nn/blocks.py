@@ -1,5 +1,8 @@
 """The paper's two block layouts. Each of its blocks is one of these with other parts (`skipless.BLOCKS`).
 
+This is the plain form. `nn/kernels` has a faster one of each forward, which a model uses where it may (nothing hooked,
+nothing replaced); the tests require the two to be equal, outputs and gradients.
+
 Shapes: B batch, T tokens, d width.
 """
 
@@ -23,7 +26,7 @@ class SequentialBlock(WithGains):
         x ─┬─ Norm ─ MHA ─ ·β_SA ─(+)─┬─ Norm ─ MLP ─ ·β_FF ─(+)─ out
            └──────── ·α_SA ────────┘  └──────── ·α_FF ────────┘
 
-    SAS, where α_SA = 0 and MHA is the shaped attention without W^V and W^P:
+    SAS, where α_SA = 0 and MHA is the shaped attention without W^P, and without W^V except in the first layer:
 
         x ─── Norm ─ MHA ─ ·β_SA ─────┬─ Norm ─ MLP ─ ·β_FF ─(+)─ out
                                       └───────────────────────┘
@@ -62,14 +65,14 @@ class ParallelBlock(WithGains):
 
     Parallel, with every gain at 1:
 
-                    ┌─ MHA ─ ·β_SA ─┐
-        x ─┬─ Norm ─┴─ MLP ─ ·β_FF ─(+)─ out
-           └─────── ·α_comb ────────┘
+                    ┌─ MLP ─ ·β_FF ──┐
+        x ─┬─ Norm ─┴─ MHA ─ ·β_SA ─(+)─ out
+           └─────── ·α_comb ─────────┘
 
-    SAS-P, where α_comb = 0 and MHA is the shaped attention without W^V and W^P:
+    SAS-P, where α_comb = 0 and MHA is the shaped attention without W^P, and without W^V except in the first layer:
 
-                    ┌─ MHA ─ ·β_SA ─┐
-        x ─── Norm ─┴─ MLP ─ ·β_FF ─(+)─ out
+                    ┌─ MLP ─ ·β_FF ──┐
+        x ─── Norm ─┴─ MHA ─ ·β_SA ─(+)─ out
     """
 
     alpha_comb: Gain
@@ -92,14 +95,14 @@ class ParallelBlock(WithGains):
 
 Block = SequentialBlock | ParallelBlock
 
-LAYOUTS: dict[str, type[SequentialBlock] | type[ParallelBlock]] = {
+LAYOUTS: dict[str, type[Block]] = {
     "sequential": SequentialBlock,
     "parallel": ParallelBlock,
 }
 
 
 def make_block(cfg: ModelConfig, layer: int = 0) -> Block:
-    """Block number `layer` (from 0) of a model: equation 1 or 7, with the kernels of this machine."""
+    """Block number `layer` (from 0) of a model: equation 1 or 7, with the faster forms of `nn/kernels`."""
     from skipless.nn.kernels.install import install
 
     return install(LAYOUTS[cfg.block.layout](cfg, layer))

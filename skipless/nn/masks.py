@@ -33,7 +33,7 @@ class MaskLike(Protocol):
     of_inputs: ClassVar[bool]
     """Whether it remembers a layer's inputs instead of keys and values: an attention has to ask it otherwise."""
     explicit: ClassVar[bool]
-    """Whether somebody wants to see the mixing matrix: a mixing then gives it by `mix`, and asks for nothing else."""
+    """Whether the mixing matrix itself is wanted: a mixing then hands it to `mix`, and asks for nothing else."""
 
     def attend(self, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """A·V for (B, H, t, D) queries, keys and values of the tokens at hand."""

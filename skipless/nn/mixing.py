@@ -6,7 +6,7 @@
 
 with A = softmax(Q Kᵀ/√D + M), and C = softmax(M) the same without queries and keys. Applied to values V, each matrix is
 α·V + β·(A V) − γ·(C V): the fast form is PyTorch's fused attention and a mean (`forward`), the explicit form builds the
-(B, H, T, T) matrix (`matrix`, `explicit`). They are equal; the tests hold one against the other.
+(B, H, T, T) matrix (`matrix`, `explicit`). They are equal, and tested to be.
 
 Shapes: B batch, H heads, T tokens, D width of a head.
 """
@@ -38,8 +38,8 @@ class Softmax(WithGains):
         self.add_gains(cfg.n_layer)
 
     def forward(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
-        """The matrix times the values, without the matrix. (B, H, T, D) → (B, H, T, D)."""
-        if mask.explicit:  # somebody wants to see the matrix
+        """The matrix times the values; the matrix itself is never built. (B, H, T, D) → (B, H, T, D)."""
+        if mask.explicit:  # a mask that records the matrix
             return mask.mix(self.matrix, q, k, v)  # pyrefly: ignore
         return self.combine(v, mask.attend(q, k, v), mask)
 
@@ -56,7 +56,7 @@ class Softmax(WithGains):
         return {"A": attention_matrix(q, k, mask)}
 
     def explicit(self, q: Tensor, k: Tensor, v: Tensor, mask: MaskLike) -> Tensor:
-        """The same as `forward`, by the matrix."""
+        """The same as `forward`, with the matrix built."""
         assert isinstance(mask, Mask)  # a cache has no matrix: it knows the newest rows only
         return self.matrix(q, k, mask) @ v
 
@@ -90,7 +90,7 @@ class VSkipInit(Softmax):
 
 
 class Shaped(VSkipInit):
-    """Equation 5: α·I + β·A − γ·C. With W^Q = 0, A = C, and with β = γ only the identity is left."""
+    """Equation 5: α·I + β·A − γ·C. With W^Q = 0 as at initialisation, A = C; with β = γ what is left is α·I."""
 
     gamma: Gain
 
@@ -117,7 +117,7 @@ MIXINGS: dict[str, type[Softmax]] = {"softmax": Softmax, "v-skipinit": VSkipInit
 
 
 def make_mixing(cfg: ModelConfig) -> Any:
-    """The mixing matrix of an attention."""
+    """The module that mixes the values of different tokens in an attention; one of the above, or a plugin's."""
     name = cfg.block.mixing
     return MIXINGS[name](cfg) if isinstance(name, str) and name in MIXINGS else own_part("mixing", name, cfg)
 

@@ -120,7 +120,7 @@ def generate(
     """
     sampling = sampling or Sampling()
     if not prompts or any(not prompt for prompt in prompts):
-        raise UserError("a prompt is empty: a causal model needs at least one token to go on from")
+        raise UserError("a prompt is empty: a causal model needs at least one token to continue from")
     texts = [list(prompt) for prompt in prompts]
     ended = [False] * len(texts)
     generators = [torch.Generator().manual_seed(sampling.seed + row) for row in range(len(texts))]
@@ -164,11 +164,20 @@ def _read(model: Decodes, cache: Any, texts: Sequence[Sequence[int]]) -> Tensor:
     return logits
 
 
+def _tokenizer_of(model: Decodes) -> Any:
+    if model.tokenizer is None:
+        raise UserError(
+            "this model has no tokeniser, so it cannot read text: put its tokenizer.json beside it, set "
+            "`model.tokenizer`, or give (batch, tokens) ids"
+        )
+    return model.tokenizer
+
+
 def stream_text(
     model: Decodes, prompt: str, n_new: int, sampling: Sampling | None = None, *, mode: str = "auto"
 ) -> Iterator[str]:
     """What the model adds to a prompt, a piece for each token, by the model's own tokeniser, up to the end of text."""
-    tokenizer = model.tokenizer
+    tokenizer = _tokenizer_of(model)
     ids = tokenizer.encode(prompt) or [tokenizer.end_id]
     sampling = sampling or Sampling()
     sampling = replace(sampling, stop_ids=(*sampling.stop_ids, tokenizer.end_id))
@@ -198,9 +207,7 @@ def continue_prompts(model: Decodes, prompt: Any, n_new: int, sampling: Sampling
         fill = sampling.stop_ids[0] if sampling.stop_ids else 0  # behind the end of a row that ended before the others
         written = torch.tensor([[fill if token is None else token for token in step] for step in steps])
         return torch.cat([prompt, written.T.to(prompt)], dim=1)
-    if model.tokenizer is None:
-        raise UserError("this model has no tokeniser: give (batch, tokens) ids, or set `model.tokenizer`")
-    tokenizer, prompts = model.tokenizer, [prompt] if isinstance(prompt, str) else list(prompt)
+    tokenizer, prompts = _tokenizer_of(model), [prompt] if isinstance(prompt, str) else list(prompt)
     sampling = replace(sampling, stop_ids=(*sampling.stop_ids, tokenizer.end_id))
     ids = [tokenizer.encode(text) or [tokenizer.end_id] for text in prompts]
     new: list[list[int]] = [[] for _ in ids]

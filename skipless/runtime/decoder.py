@@ -1,4 +1,4 @@
-"""Run an ONNX export of a causal model, with a cache: numpy and onnxruntime are all it needs.
+"""Run an ONNX export of a causal model, with a cache: numpy and onnxruntime are all it needs, and tokenizers for text.
 
     from decoder import Decoder
     model = Decoder("exported")                      # the folder that `skipless export --to onnx` wrote
@@ -196,7 +196,7 @@ class Decoder:
     ) -> Iterator[list[int]]:
         """The next token of every prompt, up to `n_new` times or until the context is full."""
         if not prompts or not all(prompts):
-            raise ValueError("a prompt is empty: a causal model needs at least one token to go on from")
+            raise ValueError("a prompt is empty: a causal model needs at least one token to continue from")
         cache, random = self.new_cache(len(prompts)), np.random.default_rng(seed)
         logits = self.read([list(prompt)[-self.max_len :] for prompt in prompts], cache)
         for number in range(n_new):

@@ -7,6 +7,8 @@
 
 Where no process has the whole of a tensor, each writes its rows, and a stem has several files:
 `model-00001-of-00004.safetensors`. A tensor is then the rows of all files that have its name, one below the other.
+
+What makes the writing atomic, and which checkpoints are kept: `checkpoints.py`.
 """
 
 import math

@@ -10,8 +10,8 @@ long as there is no other.
 
 import re
 import shutil
-from collections.abc import Iterable, Iterator, Mapping
-from contextlib import contextmanager
+from collections.abc import Iterable, Mapping
+from contextlib import AbstractContextManager
 from itertools import islice
 from pathlib import Path
 from typing import Any
@@ -19,11 +19,11 @@ from typing import Any
 from skipless.errors import UserError
 from skipless.storage.checkpoint import ASIDE, FOLDER, About, Checkpoint, fill, open_checkpoint, render_state
 from skipless.storage.files import (
-    NO_ROOM,
     DiskFull,
     fsync,
     leftovers,
     make_folder,
+    no_room_said,
     remove_folder,
     staged_folder,
     sweep,
@@ -119,16 +119,8 @@ class Checkpoints:
         of_all = self.save_group.exchange({name: entry.model_dump(exclude_none=True) for name, entry in own.items()})
         return {name: FileEntry.model_validate(entry) for part in of_all for name, entry in part.items()}
 
-    @contextmanager
-    def _disk_full(self, step: int) -> Iterator[None]:
-        try:
-            yield
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise DiskFull(
-                    f"no room for the checkpoint of step {step} in {self.folder}: {error.strerror}"
-                ) from error
-            raise
+    def _disk_full(self, step: int) -> AbstractContextManager[None]:
+        return no_room_said(f"the checkpoint of step {step} in {self.folder}")
 
     def _check_room(self, step: int, tensors: Mapping[str, NamedTensors], state: bytes) -> None:
         own = sum(tensor.nbytes for named in tensors.values() for tensor in named.values())

@@ -31,6 +31,17 @@ class DiskFull(UserError):
     status = 3
 
 
+@contextmanager
+def no_room_said(what: str) -> Iterator[None]:
+    """A block in which an OSError of a full disk becomes a `DiskFull` that says what there was no room for."""
+    try:
+        yield
+    except OSError as error:
+        if error.errno not in NO_ROOM:
+            raise
+        raise DiskFull(f"no room for {what}: {error.strerror}") from error
+
+
 class FolderLost(UserError):
     """A folder that was being written to has become read-only, failed, or disappeared."""
 
@@ -87,7 +98,7 @@ def write_bytes(path: Path | str, data: bytes) -> None:
 def staged_file(path: Path | str) -> Iterator[BinaryIO]:
     """A new file to fill, which becomes `path` in one step when the block ends, or nothing if it fails."""
     path = Path(path)
-    with _staged(path, partial(Path.touch, exist_ok=False)) as staging:
+    with no_room_said(str(path)), _staged(path, partial(Path.touch, exist_ok=False)) as staging:
         with staging.open("wb") as file:
             yield file
             file.flush()

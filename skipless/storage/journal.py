@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skipless.config.reading import check_regular
-from skipless.storage.files import NO_ROOM, DiskFull, fsync
+from skipless.storage.files import fsync, no_room_said
 
 BLOCK = 1 << 16
 """Bytes that are read at a time."""
@@ -25,13 +25,9 @@ class Journal:
     def append(self, record: dict[str, Any]) -> None:
         """Write one line; what is not finite becomes null, at any depth."""
         line = json.dumps(_finite(record), allow_nan=False).encode() + b"\n"
-        try:
+        with no_room_said(self.file.name):
             while line:
                 line = line[self.file.write(line) :]
-        except OSError as error:
-            if error.errno in NO_ROOM:
-                raise DiskFull(f"no room for {self.file.name}: {error.strerror}") from error
-            raise
 
     def position(self) -> int:
         """Bytes written, forced to the disk."""

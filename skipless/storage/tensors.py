@@ -3,12 +3,15 @@
 import hashlib
 import json
 import os
+import re
 import struct
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Iterator, Mapping
+from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
 
 import torch
+from safetensors import SafetensorError
 from torch import Tensor
 
 from skipless.errors import UserError
@@ -39,6 +42,19 @@ _DTYPES = {
 }
 
 NamedTensors = Mapping[str, Tensor]
+
+
+@contextmanager
+def io_errors_said() -> Iterator[None]:
+    """A block in which what the system said to the safetensors library becomes an OSError."""
+    try:
+        yield
+    except SafetensorError as error:
+        number = re.search(r"\(os error (\d+)\)", str(error))
+        if number is None:
+            raise
+        raise OSError(int(number[1]), os.strerror(int(number[1]))) from error
+
 
 Rows = Callable[[str, tuple[int, ...]], slice | None]
 """Which rows are wanted of a tensor, by its name and its shape; None for all of it."""

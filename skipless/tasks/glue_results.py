@@ -103,7 +103,8 @@ class Results:
             listed.append("the encoder was trained further")
         if listed:
             raise UserError(
-                f"{path} has results of another fine-tuning ({', '.join(listed)}); go on with that one, or add --fresh"
+                f"{path} has results of another fine-tuning ({', '.join(listed)}); continue with that one, "
+                "or add --fresh"
             )
         results.content |= {key: old[key] for key in ("tasks", "data", "fits", "failures")}
         return results

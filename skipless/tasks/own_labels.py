@@ -140,8 +140,8 @@ class OwnFinetuning:
             other = self._differing(content)
             if other:
                 raise UserError(
-                    f"{str(self.folder)!r} holds another fine-tuning ({', '.join(other)} differ); go on with that one, "
-                    "give another --name, or add --fresh"
+                    f"{str(self.folder)!r} holds another fine-tuning ({', '.join(other)} differ); continue with that "
+                    "one, give another --name, or add --fresh"
                 )
         elif foreign := sorted(entry.name for entry in self.folder.iterdir() if not entry.name.startswith(".")):
             raise UserError(f"{str(self.folder)!r} is no classifier's folder ({foreign[0]}): give another --name")

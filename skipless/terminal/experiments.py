@@ -42,12 +42,10 @@ def show_warnings(warnings: Sequence[str]) -> None:
 
 
 def show_left(left: Sequence[str], failed: Mapping[str, str]) -> None:
-    """Runs that are not finished, and why."""
-    for name, reason in failed.items():
-        print(f"failed: {name}: {reason}")
+    """How many runs wait for another time."""
     waiting = [name for name in left if name not in failed]
     if waiting:
-        print(f"not finished: {len(waiting)} runs; the same command goes on with them")
+        print(f"not finished: {len(waiting)} runs; the same command continues them")
 
 
 def show_experiments(rows: Sequence[Mapping[str, Any]]) -> None:

@@ -48,7 +48,7 @@ class ProgressLine:
         except OSError as error:
             self.lost = True
             with suppress(OSError):  # stderr may be the same file
-                print(f"skipless: nothing more is shown ({error.strerror}); the work goes on", file=sys.stderr)
+                print(f"skipless: nothing more is shown ({error.strerror}); the work continues", file=sys.stderr)
 
     def begin(self) -> None:
         """Show the moving line, if there is a terminal."""

@@ -27,7 +27,7 @@ class ReproduceView(Watcher):
     def started(self, job: Job, progress: Progress) -> None:
         """A run begins or goes on."""
         share = progress.running.get(job.name, 0.0)
-        self.line.message(f"{job.name}: {f'goes on from {share:.0%}' if share else 'begins'}")
+        self.line.message(f"{job.name}: {f'continues from {share:.0%}' if share else 'begins'}")
 
     def finished(self, job: Job, progress: Progress) -> None:
         """A run is finished."""

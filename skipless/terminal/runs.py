@@ -137,6 +137,6 @@ def show_rehearsal(outcome: dict[str, Any]) -> None:
         ["loss of one step", f"{outcome['loss']:.4f}"],
         ["time of a step", f"{outcome['step_seconds']:.3g} s"],
         ["tokens/s", f"{outcome['tokens_per_second']:,.0f}"],
-        ["time of the training", clock(outcome["total_seconds"])],
+        ["time to train", clock(outcome["total_seconds"])],
     ]
     show_table("Dry run: one step, nothing kept", ["", ""], rows)

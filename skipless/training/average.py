@@ -57,7 +57,7 @@ class WeightAverage:
     def restore(self, checkpoint: Checkpoint) -> None:
         """Collective: take over what a checkpoint holds."""
         if AVERAGE not in checkpoint.stems:
-            raise UserError(f"{str(checkpoint.path)!r} has no average of the weights: go on without train.ema")
+            raise UserError(f"{str(checkpoint.path)!r} has no average of the weights: continue without train.ema")
         found = self.group.loaded(checkpoint, AVERAGE, self.tensors)
         if found.keys() != self.tensors.keys():
             raise UserError(f"{str(checkpoint.path)!r} has an average of other weights than the model's")

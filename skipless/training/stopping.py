@@ -28,7 +28,7 @@ class Interrupted(TrainingStopped):
     """A signal asked for an end. Everything up to the last finished step is saved."""
 
     def __init__(self, number: int, step: int, again: str = "--resume") -> None:
-        super().__init__(f"{signal.Signals(number).name}: saved at step {step}; go on with {again}")
+        super().__init__(f"{signal.Signals(number).name}: saved at step {step}; continue with {again}")
         self.status = 128 + number
 
 

@@ -116,7 +116,7 @@ def _begin_branch(trainer: Trainer, branch: Branch | None) -> None:
     if branch is None or branch.origin != wanted:
         found = f", and this is {branch.origin}" if branch else ""
         raise UserError(
-            f"this run goes on from the checkpoint {wanted}{found}: say where that is with --branch RUN@STEP"
+            f"this run continues from the checkpoint {wanted}{found}: say where that is with --branch RUN@STEP"
         )
     with foreign_state_said(branch.checkpoint):
         trainer.restore(branch.checkpoint)
@@ -126,7 +126,7 @@ def _begin_branch(trainer: Trainer, branch: Branch | None) -> None:
 def _check_may_begin(run: Run, *, resume: bool) -> None:
     """Raise if this would write over a run that nobody has asked to resume."""
     if not resume and run.has_files:
-        raise UserError(f"run {str(run.folder)!r} exists already: go on with --resume, or give another --name")
+        raise UserError(f"run {str(run.folder)!r} exists already: continue with --resume, or give another --name")
 
 
 def _lock(run: Run, cfg: RunConfig, stack: ExitStack, *, resume: bool, accept_changes: bool) -> None:
@@ -180,7 +180,7 @@ def _check_same(run: Run, cfg: RunConfig, *, accept_changes: bool) -> None:
         listed = ", ".join(f"{key}: {old} → {new}" for key, (old, new) in changed.items())
         raise UserError(
             f"run {str(run.folder)!r} was started with another configuration ({listed}); "
-            "go on with the old one, or add --accept-changes"
+            "continue with the old one, or add --accept-changes"
         )
 
 

@@ -6,7 +6,8 @@ import pytest
 import torch
 
 import skipless
-from skipless.analysis.attention_maps import attention_maps
+from skipless.analysis.attention_maps import LayerMaps, Maps, attention_maps
+from skipless.analysis.attention_plot import plot_maps
 from skipless.cli import run as command
 from skipless.config.plugins import load_plugin
 from skipless.errors import UserError
@@ -113,3 +114,10 @@ def test_bad_input(run, capsys, tmp_path):
     assert "give --page as well" in refused("report", str(run.folder), "--attention", TEXT)
     with pytest.raises(UserError, match="no tokeniser"):
         attention_maps(skipless.CausalLM(run.config().model), TEXT)
+
+
+def test_a_picture_that_is_too_large_is_not_drawn(tmp_path):
+    matrix = torch.eye(2).expand(1000, 2, 2)
+    layer = LayerMaps(1, matrix, {"alpha": matrix}, {"alpha": [1.0] * 1000}, [0.0] * 1000)
+    with pytest.raises(UserError, match="1 layers of 1000 heads are too many to draw"):
+        plot_maps(Maps(["a", "b"], [layer]), {}, tmp_path / "x.png")

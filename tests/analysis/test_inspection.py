@@ -5,15 +5,18 @@ import torch
 from torch.utils.flop_counter import FlopCounterMode
 
 from skipless import BLOCKS, CausalLM, MaskedLM, ModelConfig
+from skipless.analysis import costs
 from skipless.analysis.costs import count_parameters, flops_per_token, saved_bytes, training_memory
 from skipless.analysis.drawing import draw, removed
 from skipless.analysis.inspection import inspect
 from skipless.analysis.signal_propagation import mean_cosine, measure_signal
 from skipless.analysis.units import number
 from skipless.config.block import parse_block
+from skipless.config.plugins import load_plugin
 from skipless.config.run import RunConfig
 from skipless.nn import explicit_form
 from skipless.terminal.inspection import COLLAPSED
+from tests.helpers.plugins import example, no_plugins
 from tests.helpers.variants import VARIANTS
 
 DEEP = {"n_layer": 72, "d_model": 64, "n_head": 4, "vocab_size": 512, "max_seq_len": 64}
@@ -63,6 +66,38 @@ def test_activation_memory_is_what_autograd_saves(name, causal):
     ids = torch.randint(64, (3, 24))
     real = saved_bytes(lambda: model.hidden(ids), model.parameters())
     assert training_memory(cfg, 3, causal=causal)["activations"] == pytest.approx(real, rel=0.02)
+
+
+def test_a_wide_model_is_not_traced_piece_by_piece(monkeypatch):
+    """Of 1,000,000 columns there are thousands of pieces, and each took as long to trace as the whole."""
+    monkeypatch.setattr(torch, "mm", lambda *_, **__: pytest.fail("a product was made in pieces"))
+    cfg = ModelConfig(block="sas", n_layer=1, d_model=1_000_000, n_head=1, vocab_size=64, max_seq_len=24)
+    assert training_memory(cfg, 3)["activations"] > 3 * 24 * cfg.ff_width * 4
+
+
+def test_a_shape_is_traced_once_unless_a_part_is_somebodys_own(monkeypatch):
+    traced = []
+    monkeypatch.setattr(costs, "saved_bytes", lambda *_: traced.append(1) or 100)
+    shape = {"n_layer": 2, "d_model": 16, "n_head": 2, "vocab_size": 71, "max_seq_len": 24}
+    with no_plugins():
+        load_plugin(example("dynamic_tanh"))
+        for block, each in (("sas", 2), ("pre-ln-dyt", 4)):  # two depths of each, the second time again or not
+            traced.clear()
+            for _ in range(2):
+                training_memory(ModelConfig(block=block, **shape), 3)
+            assert len(traced) == each
+            training_memory(ModelConfig(block=block, **shape), 4)
+            assert len(traced) == each + 2
+    costs._saved_bytes.cache_clear()
+
+
+@pytest.mark.parametrize("context", [torch.no_grad, torch.inference_mode, lambda: torch.autocast("cpu")])
+def test_memory_is_that_of_a_training_wherever_it_is_asked_for(context):
+    cfg = ModelConfig(block="sas", n_layer=2, d_model=16, n_head=2, vocab_size=64, max_seq_len=24)
+    expected = training_memory(cfg, 3)
+    costs._saved_bytes.cache_clear()
+    with context():
+        assert training_memory(cfg, 3) == expected
 
 
 def test_memory_of_a_step_is_weights_gradients_two_moments_and_what_autograd_saves():

@@ -148,6 +148,13 @@ def test_bad_input_is_one_line_and_status_2(arguments, message, capsys):
     assert err.count("\n") == 1
 
 
+@pytest.mark.parametrize("words", [["inspect", "--" + "x" * 100_000], ["inspect", "--config", "x" * 100_000]])
+def test_a_word_of_any_length_is_quoted_in_part(words, capsys):
+    """Messages of other libraries too, which know of no bound."""
+    assert run(words) == 2
+    assert 0 < len(capsys.readouterr().err) < 2000
+
+
 def test_bad_input_in_a_process():
     done = skipless("inspect", "nonsense")
     assert done.returncode == 2

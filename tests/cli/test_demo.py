@@ -18,12 +18,12 @@ def test_nothing_given_shows_what_to_run(capsys):
     assert run([]) == 0
     captured = capsys.readouterr()
     assert captured.err == ""
-    shown = re.findall(r"^  (skipless .*?)   ", captured.out, flags=re.M)
+    shown = re.findall(r"^  (skipless .*?)  ", captured.out, flags=re.M)
     assert len(shown) == 6
     for line in shown:
         assert line.split()[1] in known_commands()
         assert unknown_options(line) == []
-    assert max(map(len, START.splitlines())) <= 110
+    assert max(map(len, START.splitlines())) <= 80
 
 
 @pytest.fixture

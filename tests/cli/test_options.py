@@ -326,6 +326,16 @@ def test_every_command_has_an_example_and_its_help_is_not_cut(name, capsys, monk
             assert word.replace("*", "") in shown.replace("*", ""), (spelling, word)
 
 
+@pytest.mark.parametrize("name", ["", *COMMANDS])
+def test_flags_take_no_value_and_brackets_are_not_doubled(name, capsys, monkeypatch):
+    monkeypatch.setenv("COLUMNS", "120")
+    assert run([*name.split(), "--help"]) == 0
+    shown = capsys.readouterr().out
+    assert "<bool>" not in shown
+    assert "[[" not in shown
+    assert "......" not in shown.replace("]...", "...")
+
+
 def test_exit_statuses_are_listed_once(capsys):
     assert run(["--help"]) == 0
     shown = capsys.readouterr().out

@@ -5,7 +5,6 @@ import json
 import signal
 import subprocess
 import sys
-import time
 from pathlib import Path
 
 import pytest
@@ -22,7 +21,7 @@ from skipless.interop.onnx_options import OnnxOptions
 from skipless.runs import Run
 from skipless.training.train import train
 from tests.helpers.plugins import EVERY_PART, EXAMPLE_BLOCKS, EXAMPLES, example, no_plugins
-from tests.helpers.tiny_runs import CAUSAL, assert_same_run, tiny, write_config
+from tests.helpers.tiny_runs import CAUSAL, assert_same_run, newest_step, tiny, write_config
 
 PLUGINS = [word for name in EXAMPLE_BLOCKS for word in ("--plugin", example(name))]
 
@@ -108,20 +107,19 @@ def test_with_the_plugin_every_command_opens_it(trained, capsys, tmp_path):
 
 
 @pytest.mark.parametrize(("name", "block"), EXAMPLE_BLOCKS.items())
-def test_killed_and_resumed_it_is_the_same_run(tmp_path, source, cache_dir, name, block):
+def test_killed_and_resumed_it_is_the_same_run(tmp_path, source, cache_dir, fork_server, name, block):
     load_plugin(example(name))
     cfg = tiny(source, {"model.block": skipless.BLOCKS[block].model_dump()}, steps=40, save_every=3)
     train(cfg, tmp_path / "whole" / "run", trackers=[], cache_dir=cache_dir)
     words = ["train", "--config", str(write_config(tmp_path / "run.json", cfg)), "--name", "run", "--resume"]
     words += ["--runs", str(tmp_path / "killed"), "--cache-dir", str(cache_dir), "--track", "none"]
     words += ["--plugin", example(name)]
-    process = subprocess.Popen([sys.executable, "-m", "skipless", *words], stderr=subprocess.DEVNULL)
-    metrics, deadline = tmp_path / "killed" / "run" / "checkpoints", time.monotonic() + 120
-    while not list(metrics.glob("step-*")) and process.poll() is None and time.monotonic() < deadline:
-        time.sleep(0.01)
-    process.send_signal(signal.SIGKILL)
-    process.wait()
-    assert list(metrics.glob("step-*"))
+    folder = tmp_path / "killed" / "run"
+    child = fork_server.start(words)
+    child.wait_until(lambda: newest_step(folder) >= 0)
+    child.send(signal.SIGKILL)
+    assert child.wait() == -signal.SIGKILL
+    assert newest_step(folder) >= 0
     assert command(words) == 0
     assert_same_run(tmp_path / "killed" / "run", tmp_path / "whole" / "run")
 
@@ -307,6 +305,9 @@ def test_a_plugin_that_fails_half_way_leaves_nothing(refused, tmp_path):
     refused("inspect", "pre-ln", "--plugin", file)
     assert "'half' is not one of" in refused("inspect", "pre-ln:norm=half")
     assert "unknown block 'halfway'" in refused("inspect", "halfway")
+    assert (
+        command(["inspect", "pre-ln", "sas-p:norm=layernorm", "-L", "1", "-d", "16", "-H", "2"]) == 0
+    )  # ours are there
 
 
 def test_a_wrong_shape_is_said_in_a_line(refused, tmp_path, options):

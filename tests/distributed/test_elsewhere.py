@@ -91,7 +91,7 @@ def by_two(tmp_path, run_tasks, configured, cache_dir):
     """Runs that two processes saved half way."""
     tasks = [task(configured, cache_dir, parallel, tmp_path / name, **STOP) for name, parallel in SAVED.items()]
     for message in run_tasks(2, tasks):
-        assert message == f"Interrupted: SIGTERM: saved at step {HALF}; go on with --resume"
+        assert message == f"Interrupted: SIGTERM: saved at step {HALF}; continue with --resume"
     assert len(list(newest(tmp_path / "sharded").glob("model-*.safetensors"))) == 2
     assert [path.name for path in newest(tmp_path / "fsdp").glob("model*")] == ["model.safetensors"]
     return [tmp_path / name for name in SAVED]

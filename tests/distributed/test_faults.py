@@ -119,7 +119,7 @@ def test_a_signal_to_one_rank_saves_and_one_that_hangs_is_named(tmp_path, launch
     launched.send(1, signal.SIGTERM)
     launched.wait_until(lambda: said(launched.text))
     (line,) = said(launched.text)
-    step = int(re.fullmatch(r"skipless: SIGTERM: saved at step (\d+); go on with --resume", line)[1])
+    step = int(re.fullmatch(r"skipless: SIGTERM: saved at step (\d+); continue with --resume", line)[1])
     launched.wait_until(lambda: f"going on from step {step}\n" in launched.text)
 
     launched.wait_until(lambda: newest_step(folder) > step)
@@ -150,7 +150,7 @@ def test_a_signal_to_any_rank_or_to_torchrun_saves_all(tmp_path, launch, argumen
         launched.send(rank, signal.SIGTERM)
     assert launched.wait() != 0
     (line,) = said(launched.text)
-    step = int(re.fullmatch(r"skipless: SIGTERM: saved at step (\d+); go on with --resume", line)[1])
+    step = int(re.fullmatch(r"skipless: SIGTERM: saved at step (\d+); continue with --resume", line)[1])
     assert newest_step(folder) == step
     assert Run(folder).checkpoints().latest_valid()[1] == []
 

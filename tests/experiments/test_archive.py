@@ -113,6 +113,7 @@ def test_a_published_run_that_cannot_be_read_is_an_error(trained, tmp_path):
         RunIndex(tmp_path)
 
 
+@pytest.mark.usefixtures("forked_workers")
 def test_reproduce_fills_an_archive_and_then_needs_nothing_else(tmp_path, small, capsys):
     words = ["reproduce", "matrix", *small(), "--archive", str(tmp_path / "archive"), "--json"]
     assert skipless([*words, "--runs", str(tmp_path / "runs"), "--output", str(tmp_path / "one")]) == 0

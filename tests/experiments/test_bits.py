@@ -93,6 +93,9 @@ def test_figures_are_archived_and_stay(trained, tmp_path):
     try:
         assert not archive(run, tmp_path)
         assert (place / FILE).exists()
+        (place / "metrics.jsonl.gz").unlink()  # so that it is written again
+        assert archive(run, tmp_path)
+        assert History.read(Run(place)).bits == kept
     finally:
         (run.folder / "aside.json").rename(run.folder / FILE)
 
@@ -180,6 +183,13 @@ def test_its_runs_are_those_of_other_experiments():
         "pre-ln, width 128",
         "sas-p, width 128",
     }
+
+
+def test_the_trend_begins_at_the_runs_of_everything_else():
+    fig5 = {cfg.digest for cfg in EXPERIMENTS["fig5"].configs(LAPTOP).values()}
+    first = {label: cfg.digest for label, cfg in EXPERIMENTS["trend"].configs(LAPTOP).items() if "× 1," in label}
+    assert len(first) == 2
+    assert set(first.values()) < fig5
 
 
 def test_it_is_judged_from_a_folder(trained, tmp_path):

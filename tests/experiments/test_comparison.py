@@ -19,6 +19,7 @@ from skipless.recipes.rates import packaged_rates
 from tests.helpers.plugins import EXAMPLE_BLOCKS, example, no_plugins
 
 LAPTOP = Scale("laptop")
+pytestmark = pytest.mark.usefixtures("forked_workers")
 PLUGINS = [word for name in EXAMPLE_BLOCKS for word in ("--plugin", example(name))]
 
 

@@ -19,6 +19,8 @@ from skipless.storage.files import STAGING_PREFIX
 from skipless.storage.lock import FolderLock
 from tests.helpers.tiny_runs import records
 
+pytestmark = pytest.mark.usefixtures("forked_workers")
+
 
 def words_of(folder, small, seeds=2):
     """Of a small family: two blocks, some seeds, three checkpoints."""
@@ -33,7 +35,7 @@ def family(tmp_path, small):
 
 
 @pytest.fixture(scope="module")
-def made(tmp_path_factory, small):
+def made(tmp_path_factory, small, forked_workers):
     """A family that was made, and what was said."""
     folder = tmp_path_factory.mktemp("made")
     out = io.StringIO()
@@ -98,25 +100,26 @@ def test_the_index_is_for_people_too(made, monkeypatch):
     exec(compile(code, "README.md", "exec"), {})  # noqa: S102
 
 
-def test_killed_anywhere_the_same_command_goes_on(small, tmp_path, commands):
+def test_killed_anywhere_the_same_command_goes_on(small, tmp_path, fork_server):
     """Once while it trains, once while it exports; the end is as if nothing had happened."""
+    start = fork_server.start_with_forked_workers
     family = words_of(tmp_path, small, seeds=1)
     folder, runs = tmp_path / "family", tmp_path / "runs"
-    first = commands.start([*family, "--json"])
+    first = start([*family, "--json"])
     first.wait_until(lambda: any(runs.glob("*/checkpoints/step-*")))
     first.send(signal.SIGKILL)
     first.wait()
-    second = commands.start([*family, "--json"])
+    second = start([*family, "--json"])
     second.wait_until(lambda: len(models(folder)) >= 2 if folder.exists() else False)
     second.send(signal.SIGKILL)
     second.wait()
     written = {path: path.stat().st_mtime_ns for path in folder.rglob("model.safetensors") if not hidden(path)}
-    assert commands.start([*family, "--json"]).wait() == 0
+    assert start([*family, "--json"]).wait() == 0
     assert len(models(folder)) == 6
     assert all(path.stat().st_mtime_ns == when for path, when in written.items())
     assert not [path for path in folder.rglob("*") if hidden(path)]
     whole = content(folder)
-    assert commands.start([*family, "--json"]).wait() == 0  # nothing is left to do, and nothing changes
+    assert start([*family, "--json"]).wait() == 0  # nothing is left to do, and nothing changes
     assert content(folder) == whole
 
 
@@ -154,8 +157,10 @@ def test_two_at_a_time(family, tmp_path, capsys):
 def test_a_training_that_fails_is_said_and_the_others_are_exported(family, tmp_path, capsys):
     sick = "sas-p:beta_sa=1e30"
     assert command([*family, "--seeds", "1", "--set", "train.clip=null", "pre-ln", sick, "--json"]) == 3
-    said = json.loads(capsys.readouterr().out)
-    assert len(said["failed"]) == 1
+    out, err = capsys.readouterr()
+    said = json.loads(out)
+    [(name, reason)] = said["failed"].items()
+    assert f"skipless: {name} failed: {reason}" in err
     assert {path.partition("/")[0] for path in said["models"]} == {"pre-ln"}
 
 

@@ -2,14 +2,12 @@
 
 import json
 import signal
-import subprocess
-import sys
-import time
 from dataclasses import replace
 
 import pytest
 
 from skipless.cli import run as skipless
+from skipless.experiments import pool
 from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.estimates import cost
 from skipless.experiments.jobs import Job, choose, plan, plan_fine_tunings
@@ -20,47 +18,20 @@ from skipless.runs import Run
 from skipless.storage.lock import FolderLock, is_locked
 from skipless.training.train import train
 from tests.helpers.glue_files import small_glue
-from tests.helpers.processes import ENVIRONMENT, ROOT
 from tests.helpers.tiny_runs import MASKED, Stop, assert_same_run, stop_at, tiny
 
-STARTED = []
+pytestmark = pytest.mark.usefixtures("forked_workers")
 
 
-@pytest.fixture(autouse=True)
-def _no_process_is_left():
-    yield
-    while STARTED:
-        process = STARTED.pop()
-        process.kill()
-        process.wait()
+@pytest.fixture
+def start(fork_server):
+    """Starts the command in a process of its own, its workers in others."""
+    return lambda *arguments: fork_server.start_with_forked_workers(["reproduce", *arguments, "--json"])
 
 
-def start(folder, *arguments):
-    """The command in a process of its own."""
-    with (folder / "out").open("ab") as out, (folder / "err").open("ab") as err:
-        process = subprocess.Popen(
-            [sys.executable, "-m", "skipless", "reproduce", *arguments, "--json"],
-            cwd=ROOT,
-            env=ENVIRONMENT,
-            stdin=subprocess.DEVNULL,
-            stdout=out,
-            stderr=err,
-        )
-    STARTED.append(process)
-    return process
-
-
-def wait_for(condition, process, folder, timeout=1200):
-    end = time.monotonic() + timeout
-    while not condition():
-        assert process.poll() is None, (folder / "err").read_text()
-        assert time.monotonic() < end, (folder / "err").read_text()
-        time.sleep(0.02)
-
-
-def finish(process, folder, timeout=1200):
-    assert process.wait(timeout) == 0, (folder / "err").read_text()
-    return json.loads((folder / "out").read_text().splitlines()[-1])
+def finish(child):
+    assert child.wait(1200) == 0, child.err
+    return json.loads(child.out)
 
 
 def finished(runs):
@@ -72,17 +43,17 @@ def stamps(folder):
     return {path: path.stat().st_mtime_ns for path in folder.rglob("*") if path.is_file() and path.name != ".lock"}
 
 
-def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
+def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small, start):
     runs = tmp_path / "runs"
     arguments = ["fig2", *small(), "--runs", str(runs), "--output", str(tmp_path / "results")]
-    first = start(tmp_path, *arguments)
-    wait_for(lambda: len(finished(runs)) >= 1, first, tmp_path)
-    first.kill()
+    first = start(*arguments)
+    first.wait_until(lambda: len(finished(runs)) >= 1, 1200)
+    first.send(signal.SIGKILL)
     first.wait()
     done = finished(runs)
     before = {folder: stamps(folder) for folder in done}
     assert 1 <= len(done) < 3
-    report = finish(start(tmp_path, *arguments), tmp_path)
+    report = finish(start(*arguments))
     assert len(finished(runs)) == 3
     assert {folder: stamps(folder) for folder in done} == before
     assert (report["failed"], report["left"]) == ({}, [])
@@ -94,20 +65,20 @@ def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small):
     assert all(verdict["numbers"]["seeds"] == 1 for verdict in finding["verdicts"])
     # and a third time nothing at all is trained
     again = {folder: stamps(folder) for folder in finished(runs)}
-    finish(start(tmp_path, *arguments), tmp_path)
+    finish(start(*arguments))
     assert {folder: stamps(folder) for folder in finished(runs)} == again
 
 
 @pytest.mark.slow
-def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path, small, source, cache_dir):
+def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path, small, cache_dir, start):
     runs = tmp_path / "runs"
     arguments = ["fig4", *small(400, 1000), "--runs", str(runs), "--jobs", "2", "--output", str(tmp_path / "results")]
-    first = start(tmp_path, *arguments)
+    first = start(*arguments)
     files = lambda: [path for path in runs.glob("*/metrics.jsonl") if path.stat().st_size > 300]  # noqa: E731
-    wait_for(lambda: len(files()) == 2, first, tmp_path)
-    first.send_signal(signal.SIGTERM)
+    first.wait_until(lambda: len(files()) == 2, 1200)
+    first.send(signal.SIGTERM)
     assert first.wait(1200) == 143
-    assert "the same command goes on" in (tmp_path / "err").read_text()
+    assert "the same command continues" in first.err
     stopped = [Run(path.parent) for path in files()]
     assert not any(is_locked(run.folder) for run in stopped)
     for run in stopped:
@@ -121,16 +92,14 @@ def test_asked_to_end_it_saves_goes_on_and_ends_as_if_nothing_had_been(tmp_path,
 
 
 @pytest.mark.slow
-def test_two_on_one_folder_share_the_work(tmp_path, small):
-    runs, folders = tmp_path / "runs", [tmp_path / name for name in "ab"]
-    for folder in folders:
-        folder.mkdir()
+def test_two_on_one_folder_share_the_work(tmp_path, small, start):
+    runs = tmp_path / "runs"
     arguments = ["fig4", *small(), "--runs", str(runs), "--output"]
-    both = [start(folder, *arguments, str(folder / "results")) for folder in folders]
-    reports = [finish(process, folder) for process, folder in zip(both, folders, strict=True)]
+    both = [start(*arguments, str(tmp_path / name)) for name in "ab"]
+    reports = [finish(child) for child in both]
     assert reports[0]["findings"] == reports[1]["findings"]
     assert len(finished(runs)) == 2
-    begun = [line for folder in folders for line in (folder / "err").read_text().splitlines() if ": begins" in line]
+    begun = [line for child in both for line in child.err.splitlines() if ": begins" in line]
     trained = {line.split(":")[0] for line in begun}
     assert len(trained) == 2
     for folder in finished(runs):
@@ -150,6 +119,7 @@ def test_a_run_that_fails_is_reported_and_stops_no_other(tmp_path, small, capsys
     report = json.loads(said.out)
     assert list(report["failed"]) == report["left"] == [folder.name]
     assert f"{folder.name}: FAILED" in said.err
+    assert f"skipless: {folder.name} failed: " in said.err
     assert len(finished(tmp_path)) == 1
     outcomes = [verdict["reason"] for verdict in report["findings"][0]["verdicts"]]
     assert "no finished run of sas-gains" in outcomes
@@ -221,7 +191,7 @@ def test_what_is_trained_is_fine_tuned_and_nothing_twice(encoder, glue, monkeypa
     assert [len(one["tasks"]["rte"]["seeds"]) for one in results.values()] == [3, 3]
     assert [len(one["tasks"]["stsb"]["seeds"]) for one in results.values()] == [2, 1]
     assert results["glue"]["settings"]["finetune"]["epochs"] == 1
-    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: pytest.fail("all of it is there"))
+    monkeypatch.setattr(pool.subprocess, "Popen", lambda *given, **more: pytest.fail("all of it is there"))
     left = [run.folder / "glue" / name for name in ("rte-seed-0", ".tmp-rte-seed-1-0123abcd")]
     other = run.folder / "glue" / "rte-seed-7"  # of somebody who wants more seeds
     for folder in (*left, other):
@@ -337,7 +307,7 @@ def test_what_was_left_in_a_finished_run_is_removed(tmp_path, source, cache_dir,
     with FolderLock(run.folder):  # somebody is at work there
         Pool().run(jobs)
         assert len(run.leftovers()) == 3
-    monkeypatch.setattr(subprocess, "Popen", lambda *given, **more: pytest.fail("it is finished"))
+    monkeypatch.setattr(pool.subprocess, "Popen", lambda *given, **more: pytest.fail("it is finished"))
     assert Pool().run(jobs).finished == {run.name}
     assert run.leftovers() == []
     assert stamps(run.folder) == before

@@ -27,10 +27,10 @@ TRIAL = re.compile(r"^(?P<block>\S+): trial (?P<number>\d+): tuning loss", re.M)
 def arguments(tmp_path, small):
     """Of a sweep over six points."""
 
-    def made(steps, *more):
+    def made(steps, *more, save_every=4):
         over = ["--over", "train.lr=1e-3,3e-3,1e-2", "--block", "pre-ln", "--block", "sas"]
         folders = ["--output", str(tmp_path / "sweep"), "--runs", str(tmp_path / "runs")]
-        return ["sweep", *over, *folders, *small(steps), *more]
+        return ["sweep", *over, *folders, *small(steps, save_every), *more]
 
     return made
 
@@ -48,7 +48,7 @@ def created(tmp_path) -> int:
 
 
 def test_two_workers_share_a_grid_and_no_point_is_done_twice(tmp_path, fork_server, arguments):
-    workers = [fork_server.start(arguments(80)) for _ in range(2)]
+    workers = [fork_server.start(arguments(60, save_every=60)) for _ in range(2)]
     assert [worker.wait(1200) for worker in workers] == [0, 0], [worker.err for worker in workers]
     first, second = map(done_by, workers)
     assert first
@@ -62,7 +62,7 @@ def test_two_workers_share_a_grid_and_no_point_is_done_twice(tmp_path, fork_serv
     for folder in folders:
         assert completion(Run(folder)).finished
         steps = [record["step"] for record in Run(folder).metrics() if "valid_loss" in record]
-        assert steps == list(range(0, 81, 4))
+        assert steps == list(range(0, 61, 4))
 
 
 def test_one_worker_is_killed_and_the_other_finishes(tmp_path, fork_server, arguments, cache_dir):
@@ -70,14 +70,14 @@ def test_one_worker_is_killed_and_the_other_finishes(tmp_path, fork_server, argu
         begun = [p for p in (tmp_path / "runs").glob("*") if is_locked(p) and list(p.glob("checkpoints/step-*"))]
         return [folder for folder in begun if not completion(Run(folder)).finished]
 
-    first = fork_server.start(arguments(60))
+    first = fork_server.start(arguments(40, save_every=8))
     first.stop_when(lambda: len(done_by(first)) >= 1 and left_half_done())
     victim = left_half_done()[0]
     first.send(signal.SIGKILL)
     assert first.wait() == -signal.SIGKILL
     before = done_by(first)
     assert not completion(Run(victim)).finished
-    second = fork_server.start(arguments(60, "--json"))
+    second = fork_server.start(arguments(40, "--json", save_every=8))
     assert second.wait(1200) == 0, second.err
     report = json.loads(second.out)
     assert [point["state"] for point in report["points"]] == ["complete"] * 6
@@ -88,7 +88,7 @@ def test_one_worker_is_killed_and_the_other_finishes(tmp_path, fork_server, argu
     assert not told & before
     reference = train(Run(victim).config(), tmp_path / "reference", trackers=[], cache_dir=cache_dir)
     assert_same_run(victim, reference.folder)
-    assert newest(victim).name == "step-00000060"
+    assert newest(victim).name == "step-00000040"
 
 
 def test_the_best_is_what_recipes_read(tmp_path, arguments, capsys):

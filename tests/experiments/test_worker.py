@@ -6,6 +6,7 @@ import signal
 import subprocess
 import sys
 import time
+from types import SimpleNamespace
 
 import pytest
 from pydantic import ValidationError
@@ -298,8 +299,14 @@ def job(source, tmp_path, monkeypatch):
     return make
 
 
+@pytest.fixture
+def a_forked_worker(fork_server, monkeypatch):
+    """For tests of which the start of a worker is not the point; the others start it as a user's command does."""
+    monkeypatch.setattr(pool_module, "subprocess", SimpleNamespace(Popen=fork_server.start_worker, DEVNULL=None))
+
+
 def test_a_killed_worker_is_reported_with_its_signal_and_goes_on_bit_for_bit(job, tmp_path, cache_dir):
-    wanted = job(steps=400, save_every=20)
+    wanted = job(steps=400, save_every=20, eval_every=50)
 
     def kill():
         for one in pool.workers if wanted.run.checkpoints().all() else []:
@@ -325,6 +332,7 @@ def test_a_worker_that_cannot_even_begin_is_reported_with_its_last_words(job, ca
     assert progress.failed == {"run": "the worker exited with status 1 and left no result; its last line: none"}
 
 
+@pytest.mark.usefixtures("a_forked_worker")
 def test_what_another_process_has_is_waited_for(job, cache_dir, monkeypatch):
     """It takes the lock after the pool has looked, and ends without having done the job."""
     wanted = job()
@@ -343,6 +351,7 @@ def test_what_another_process_has_is_waited_for(job, cache_dir, monkeypatch):
     assert watcher.said[-1] == "finished"
 
 
+@pytest.mark.usefixtures("a_forked_worker")
 def test_a_worker_knows_where_corpora_are(source, tmp_path, cache_dir, monkeypatch):
     monkeypatch.setenv(corpus_variable("code"), source)
     wanted = Job(tiny("corpus:code", steps=2), Run(tmp_path / "run"), 1.0)
@@ -351,6 +360,7 @@ def test_a_worker_knows_where_corpora_are(source, tmp_path, cache_dir, monkeypat
     assert wanted.run.config().data.source == "corpus:code"
 
 
+@pytest.mark.usefixtures("a_forked_worker")
 def test_no_message_is_left_behind(job, tmp_path, cache_dir, monkeypatch):
     (tmp_path / "tmp").mkdir()
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path / "tmp"))

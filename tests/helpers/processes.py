@@ -7,9 +7,10 @@ import signal
 import subprocess
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
+from typing import BinaryIO
 
 import pytest
 
@@ -88,6 +89,33 @@ class Child:
         return self.err_file.read_text()
 
 
+@dataclass
+class Worker:
+    """A forked worker of a pool, which asks it what it asks of a `subprocess.Popen`."""
+
+    child: Child
+
+    @property
+    def pid(self) -> int:
+        return self.child.pid
+
+    @property
+    def returncode(self) -> int | None:
+        return self.child.status
+
+    def poll(self) -> int | None:
+        return self.child.poll()
+
+    def wait(self) -> int:
+        return self.child.wait()
+
+    def terminate(self) -> None:
+        self.child.send(signal.SIGTERM)
+
+    def kill(self) -> None:
+        self.child.send(signal.SIGKILL)
+
+
 class ForkServer:
     """The client of `fork_server.py`; ends its children with itself."""
 
@@ -105,7 +133,23 @@ class ForkServer:
     def start(self, arguments: list[str], target: str | None = None) -> Child:
         """`skipless` with these arguments, or a function `module:name` that is called with them, forked."""
         out, err = _log_files(self.folder, next(self.numbers))
-        pid = self._ask(arguments=arguments, out=str(out), err=str(err), target=target)
+        return self._fork(arguments, out, err, target)
+
+    def start_with_forked_workers(self, arguments: list[str]) -> Child:
+        """`skipless` with these arguments, forked, and its workers forked from it."""
+        return self.start(arguments, "tests.helpers.fork_server:become_skipless_with_forked_workers")
+
+    def start_worker(self, command: list[str], *, stderr: BinaryIO, env: Mapping[str, str], **_: object) -> "Worker":
+        """In the place of `subprocess.Popen` as a pool calls it."""
+        assert command[1:-1] == ["-m", "skipless.experiments.worker"]
+        target = "tests.helpers.fork_server:become_worker"
+        return Worker(
+            self._fork([command[-1], str(Path.cwd())], Path(os.devnull), Path(stderr.name), target, dict(env))
+        )
+
+    def _fork(self, arguments: list[str], out: Path, err: Path, target: str | None, environment=None) -> Child:
+        request = {"arguments": arguments, "out": str(out), "err": str(err)}
+        pid = self._ask(**request, target=target, environment=environment)
         child = Child(pid, out, err, lambda: self._ask(pid=pid))
         self.children.append(child)
         return child

@@ -1,6 +1,7 @@
 """What lies beside an export and who may read it."""
 
 import os
+import resource
 import signal
 import stat
 
@@ -8,7 +9,7 @@ import pytest
 
 from skipless.interop.export import export_model
 from skipless.nn.model import CausalLM
-from skipless.storage.files import STAGING_PREFIX, staged_folder
+from skipless.storage.files import STAGING_PREFIX, DiskFull, staged_folder
 from tests.helpers.tiny_runs import tiny
 
 
@@ -64,3 +65,18 @@ def test_modes_of_a_saved_model_follow_the_umask(tmp_path, model, mask):
         os.umask(before)
     modes = {path.name: stat.S_IMODE(path.stat().st_mode) for path in (tmp_path / "out").iterdir()}
     assert modes == dict.fromkeys(("config.json", "model.safetensors"), 0o666 & ~mask)
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf", "onnx"])
+@pytest.mark.parametrize("room", [1 << 10, 4 << 10, 16 << 10])
+def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path, to, room):
+    """Whichever library it is that writes the file which does not fit."""
+    model = CausalLM(tiny("python", {"model.d_model": 64, "data.vocab_size": 400}).model)
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
+    try:
+        with pytest.raises(DiskFull, match=r"no room for the export '.*out': File too large"):
+            export_model(model, to, tmp_path / "out")
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    assert list(tmp_path.iterdir()) == []

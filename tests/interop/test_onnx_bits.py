@@ -4,7 +4,7 @@ import numpy as np
 import pytest
 import torch
 
-from skipless.interop.onnx_bits import pack, relative_error, unpack
+from skipless.interop.onnx_bits import REACHES, pack, relative_error, unpack
 from skipless.interop.onnx_options import OnnxOptions
 
 
@@ -75,3 +75,29 @@ def test_more_bits_and_smaller_blocks_are_closer():
     ]
     assert errors == sorted(errors)
     assert errors[0] < 0.006
+
+
+def test_of_the_scales_that_are_tried_the_best_is_taken_and_fitted():
+    """No block is worse than with any of them, and all together are better than with the best of each."""
+    torch.manual_seed(0)
+    w = torch.randn(64, 256)
+    blocks = w.unflatten(1, (-1, 32))
+    largest = blocks.gather(-1, blocks.abs().argmax(-1, keepdim=True))
+
+    def error(made):
+        return (made - blocks).square().sum(-1)
+
+    def plain(reach):
+        scale = -largest * reach / 8
+        return ((blocks / scale + 8).round().clamp(0, 15) - 8) * scale
+
+    tried = torch.stack([error(plain(reach)) for reach in REACHES[4]])
+    own = error(torch.from_numpy(pack(w, 4, 32, symmetric=True).dense()).unflatten(1, (-1, 32)))
+    assert (own <= tried * (1 + 1e-5)).all()
+    assert own.sum() < 0.985 * tried.amin(0).sum()
+
+
+def test_a_block_on_one_side_of_zero_keeps_its_spread():
+    torch.manual_seed(0)
+    for w in (5 + torch.rand(8, 64), -5 - torch.rand(8, 64)):
+        assert relative_error(w, pack(w, 4, 32, symmetric=False)) < 0.03

@@ -24,6 +24,7 @@ from skipless.interop.onnx_options import OnnxOptions
 from skipless.nn.cache import pick_mode
 from skipless.nn.model import CausalLM, MaskedLM
 from skipless.nn.sampling import Sampling, generate
+from skipless.runtime.decoder import pick
 from skipless.runtime.model import OnnxCausalLM
 from tests.helpers.variants import APPENDIX
 from tests.helpers.weights import disturbed
@@ -112,6 +113,7 @@ def test_a_graph_of_every_variant_is_pytorch(name, tmp_path):
         {"block": "sas-p:activation=silu"},
         {"block": "sas-p:mlp=glu,activation=gelu-tanh"},
         {"d_ff": 48, "block": "pre-ln"},
+        {"block": "pre-ln:norm=rms-plus-eps"},
     ],
     ids=str,
 )
@@ -330,6 +332,14 @@ def test_what_cannot_be_exported(tmp_path):
     assert not (tmp_path / "out").exists()
 
 
+@pytest.mark.parametrize("to", ["onnx", "safetensors"])
+def test_a_model_without_its_tokeniser_says_so(run_folder, tmp_path, to, capsys):
+    export_model(skipless.load(run_folder), to, tmp_path / "out")
+    (tmp_path / "out" / "tokenizer.json").unlink()
+    assert skipless_command(["generate", str(tmp_path / "out"), "--prompt", "def ", "--device", "cpu"]) == 2
+    assert "no tokeniser" in capsys.readouterr().err
+
+
 def test_a_wrong_graph_is_not_exported(tmp_path, monkeypatch):
     model, other = small(block="sas-p"), small(block="sas-p")
     with torch.no_grad():
@@ -338,6 +348,29 @@ def test_a_wrong_graph_is_not_exported(tmp_path, monkeypatch):
     with pytest.raises(UserError, match="other logits than PyTorch"):
         export_model(model, "onnx", tmp_path / "out")
     assert not (tmp_path / "out").exists()
+
+
+def test_a_graph_that_forgets_its_prompt_is_not_exported(tmp_path, monkeypatch):
+    """Prompts alone would not show it."""
+    model = small(block="sas-p")
+    found, real = opened(model, tmp_path / "out"), OnnxCausalLM.next_logits
+    assert onnx_export.check(model, found, 32)["apart"] < TOLERANCE
+
+    def forget(self, ids, cache, mask=None):
+        return real(self, ids, cache, mask) + (ids.shape[1] == 1)
+
+    monkeypatch.setattr(OnnxCausalLM, "next_logits", forget)
+    with pytest.raises(UserError, match="other logits than PyTorch"):
+        onnx_export.check(model, found, 32)
+
+
+@pytest.mark.parametrize(("top_k", "top_p"), [(None, 0.4), (None, 0.5), (None, 0.75), (3, 1.0), (2, None)])
+def test_its_own_sampling_draws_from_the_same_tokens(top_k, top_p):
+    logits = torch.tensor([0.2, 0.4, 0.1, 0.3]).log()
+    random, drawn = np.random.default_rng(0), torch.Generator().manual_seed(0)
+    sampling = Sampling(top_k=top_k, top_p=top_p)
+    found = {pick(logits.numpy(), random, 1.0, top_k, top_p) for _ in range(200)}
+    assert found == {sampling.pick(logits, [], drawn) for _ in range(200)}
 
 
 def test_what_cannot_be_run(graph_folder, tmp_path):

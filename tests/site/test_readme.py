@@ -28,7 +28,7 @@ def test_another_figure_is_noticed():
     assert readme.filled(changed) == TEXT
 
 
-@pytest.mark.parametrize("name", ["losses", "blocks", "speed", "demo"])
+@pytest.mark.parametrize("name", ["losses", "blocks", "claims", "speed", "demo"])
 def test_a_part_without_its_marks_is_an_error(name):
     with pytest.raises(ValueError, match=f"no place for {name}"):
         readme.filled(TEXT.replace(f"<!-- end of {name} -->", ""))
@@ -57,6 +57,18 @@ def test_the_tables_name_what_there_is():
     assert len(figures.values) >= 5
     assert figures.text in part("speed")
     assert figures.text in part("blocks")
+
+
+@pytest.mark.parametrize(
+    ("seeds", "said"), [(1, "One seed of each block is"), (2, "2 seeds of"), (3, "over 3 seeds: 9")]
+)
+def test_few_seeds_are_said_to_be_few(monkeypatch, tmp_path, seeds, said):
+    facts = tmp_path / "readme.json"
+    facts.write_text(json.dumps({"claims": {"seeds": seeds, "verdicts": {"holds": 9, "not decidable": 4}}}))
+    monkeypatch.setattr(readme, "FACTS", facts)
+    assert said in readme.verdicts()
+    assert "13 claims" in readme.verdicts()
+    assert ("next to nothing" in readme.verdicts()) == (seeds < 3)
 
 
 def test_runs_that_it_does_not_name_change_nothing(monkeypatch, tmp_path):

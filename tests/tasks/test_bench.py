@@ -6,6 +6,7 @@ import pytest
 import torch
 
 from skipless.cli import run
+from skipless.tasks import bench
 from skipless.tasks.bench import EXPLICIT, HF, Shape, compare, own_stack, slope
 
 TINY = ["--d-model", "16", "--n-head", "2", "--rounds", "2", "--batch-size", "2", "--seq-len", "8", "--n-layer", "1"]
@@ -57,7 +58,15 @@ def test_ratios_are_of_medians_with_the_spread_of_rounds():
     assert rows["slow"].speedup["slow"] == (1.0, 1.0, 1.0)
 
 
-def test_memory_over_lengths_and_depths_is_measured_and_drawn(tmp_path, capsys):
+def test_memory_over_lengths_and_depths_is_measured_and_drawn(tmp_path, capsys, fork_server, monkeypatch):
+    """Each in a process of its own, forked: that of a step is started as ever."""
+
+    def in_child(**case):
+        child = fork_server.start([json.dumps(case)], "tests.helpers.fork_server:measure_memory")
+        assert child.wait() == 0, child.err
+        return int(child.out)
+
+    monkeypatch.setattr(bench, "in_child", in_child)
     plot = tmp_path / "growth.png"
     assert (
         run(["bench", "memory", "-d", "64", "-H", "2", "--seq-len", "256", "--rounds", "1", "--plot", str(plot)]) == 0

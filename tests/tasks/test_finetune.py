@@ -272,7 +272,7 @@ def test_a_command_that_is_stopped_goes_on(run, glue, reference, fork_server, nu
         assert status in (-number, 0)
     elif status != 0:  # it had not finished before the signal came
         assert status == 128 + number
-        assert re.fullmatch(rf"skipless: {number.name}: saved at step \d+; go on with the same command\n", child.err)
+        assert re.fullmatch(rf"skipless: {number.name}: saved at step \d+; continue with the same command\n", child.err)
     again = fork_server.start(command(run, glue))
     assert again.wait() == 0, again.err
     assert outcome(run) == outcome(reference)

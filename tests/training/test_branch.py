@@ -132,5 +132,5 @@ def test_a_branch_goes_on_when_the_run_has_removed_its_checkpoint(stable, tmp_pa
 def test_a_branch_without_its_checkpoint_says_so(stable, tmp_path, cache_dir):
     branch, other = Branch.find(f"{stable}@8"), Branch.find(f"{stable}@7")
     for given in (None, other):
-        with pytest.raises(UserError, match="this run goes on from the checkpoint"):
+        with pytest.raises(UserError, match="this run continues from the checkpoint"):
             train(branch.config(4), tmp_path / "run", trackers=[], cache_dir=cache_dir, branch=given)

@@ -46,11 +46,6 @@ def start(arguments: list[str], err: Path, before=None, **how) -> tuple[subproce
     return process, Child(process.pid, err, err, process.poll)
 
 
-def finish(command: list[str], tmp_path: Path) -> None:
-    _, child = start([*command, "--resume", "--steps", "4", "--accept-changes"], tmp_path / "again.err")
-    assert child.wait() == 0, child.err
-
-
 def test_a_reader_that_has_seen_enough_leaves_a_checkpoint(tmp_path, arguments):
     process, child = start(arguments(MANY), tmp_path / "err", stdout=subprocess.PIPE)
     try:
@@ -59,7 +54,7 @@ def test_a_reader_that_has_seen_enough_leaves_a_checkpoint(tmp_path, arguments):
         assert child.wait() == 141, child.err
         step = newest_step(tmp_path / "run")
         assert step >= 0
-        assert child.err == f"skipless: SIGPIPE: saved at step {step}; go on with --resume\n"
+        assert child.err == f"skipless: SIGPIPE: saved at step {step}; continue with --resume\n"
     finally:
         child.send(signal.SIGKILL)
 
@@ -71,7 +66,7 @@ def test_a_full_disk_behind_the_output_ends_no_training(tmp_path, arguments):
     assert steps_kept(tmp_path / "run") == [6]
     assert records(tmp_path / "run")[-1]["step"] == 6
     first, *rest = child.err.splitlines()
-    assert first == "skipless: nothing more is shown (No space left on device); the work goes on"
+    assert first == "skipless: nothing more is shown (No space left on device); the work continues"
     assert rest == ["skipless: No space left on device"]
 
 
@@ -105,7 +100,7 @@ def ignore_hangups() -> None:
 
 
 @pytest.mark.parametrize(("before", "steps", "status"), [(take_terminal, MANY, 129), (ignore_hangups, 400, 3)])
-def test_a_terminal_that_is_closed(tmp_path, arguments, before, steps, status):
+def test_a_terminal_that_is_closed(tmp_path, arguments, fork_server, before, steps, status):
     """Once it is closed, what is written to it is an error; nohup says to go on all the same."""
     master, slave = pty.openpty()
     try:
@@ -118,7 +113,8 @@ def test_a_terminal_that_is_closed(tmp_path, arguments, before, steps, status):
     step = newest_step(tmp_path / "run")
     assert step == steps if before is ignore_hangups else 0 < step < steps
     if before is take_terminal:
-        finish(arguments(MANY), tmp_path)
+        child = fork_server.start(arguments(MANY, "--resume", "--steps", "4", "--accept-changes"))
+        assert child.wait() == 0, child.err
 
 
 def test_a_second_hangup_is_borne(monkeypatch, request):

@@ -229,7 +229,7 @@ def test_asked_to_stop_it_saves_and_goes_on_later(variant, fork_server, number):
     child.send(number)
     assert child.wait() == 128 + number
     step = newest_step(folder)
-    assert child.err == f"skipless: {number.name}: saved at step {step}; go on with --resume\n"
+    assert child.err == f"skipless: {number.name}: saved at step {step}; continue with --resume\n"
     assert 9 <= step < STEPS
     assert state_of(newest(folder))["step"] == step
     assert Checkpoints.verify(newest(folder)) is None
@@ -237,12 +237,19 @@ def test_asked_to_stop_it_saves_and_goes_on_later(variant, fork_server, number):
     finish(fork_server.start, setting, number.name)
 
 
+@pytest.fixture(scope="module")
+def evaluating(settings, fork_server):
+    """A setting in which evaluations are long and steps are short, with its uninterrupted run."""
+    setting = settings(steps=10, save_every=1, eval_every=1, eval_rows=2000, log_every=1)
+    child = fork_server.start(setting.arguments("reference"))
+    assert child.wait() == 0, child.err
+    return setting
+
+
 @pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGINT])
-def test_asked_to_stop_while_it_evaluates(settings, fork_server, number):
-    setting = settings(steps=40, save_every=1, eval_every=1, eval_rows=2000, log_every=1)
-    reference = fork_server.start(setting.arguments("reference"))
-    child = fork_server.start(setting.arguments("stopped"))
-    folder = setting.folder("stopped")
+def test_asked_to_stop_while_it_evaluates(evaluating, fork_server, number):
+    setting, name = evaluating, f"stopped-{number.name}"
+    child, folder = fork_server.start(setting.arguments(name)), setting.folder(name)
 
     def evaluates() -> bool:
         """The line of a step is written before its evaluation, and that of the evaluation after it."""
@@ -255,8 +262,7 @@ def test_asked_to_stop_while_it_evaluates(settings, fork_server, number):
     # The evaluation of the last step is not in the checkpoint, so it was left in the middle.
     state = state_of(newest(folder))
     assert state["evaluated"] < state["step"] == newest_step(folder)
-    assert reference.wait() == 0
-    finish(fork_server.start, setting, "stopped")
+    finish(fork_server.start, setting, name)
 
 
 @pytest.mark.parametrize("step", [4, 8])
@@ -346,7 +352,7 @@ def unfinished(settings, cache_dir):
 
 def test_a_run_that_exists_is_not_written_over(unfinished, capsys):
     assert cli.run(unfinished.arguments("run")) == 2
-    assert "exists already: go on with --resume" in capsys.readouterr().err
+    assert "exists already: continue with --resume" in capsys.readouterr().err
     assert steps_kept(unfinished.folder("run")) == [4, 8]
 
 
@@ -360,7 +366,7 @@ def test_a_run_that_was_trained_while_data_was_prepared_is_not_written_over(tmp_
                 train(cfg, folder, trackers=[], cache_dir=cache_dir)
                 before.update({path.name: path.read_bytes() for path in folder.iterdir() if path.is_file()})
 
-    with pytest.raises(UserError, match="exists already: go on with --resume"):
+    with pytest.raises(UserError, match="exists already: continue with --resume"):
         train(cfg, folder, trackers=[], cache_dir=tmp_path / "empty", observer=SlowPreparation())
     for name in ("config.json", "metrics.jsonl", "samples.jsonl"):
         assert (folder / name).read_bytes() == before[name], name

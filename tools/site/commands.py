@@ -42,7 +42,7 @@ def _command(name: str, command: Any) -> str:
 
 def _argument(one: Any) -> str:
     name = one.metavar or one.name.upper()
-    return name if one.required or name.startswith("[") else f"[{name}]"
+    return (name if one.required else f"[{name}]") + ("..." if one.nargs != 1 else "")
 
 
 def _text(text: str) -> str:

@@ -75,8 +75,8 @@ def overview() -> str:
     ]
     columns = ["block", "leaves out", "parameters", "training speed"]
     note = (
-        "\nParameters at the paper's size (18 layers of width 768, 50,000 words). Training speed is that of two blocks "
-        "of width 768 on two cores, against `pre-ln` ([how it was measured](../notes/performance.md)).\n"
+        "\nParameters at the paper's size (18 layers of width 768, a vocabulary of 50,000). Training speed is that "
+        "of two blocks of width 768 on two cores, against `pre-ln` ([how it was measured](../notes/performance.md)).\n"
     )
     grid = '<div class="grid cards blocks" markdown>\n\n' + "\n".join(cards) + "\n</div>\n"
     return "\n".join([head, grid, table(columns, rows), note])
@@ -127,7 +127,7 @@ def use(name: str) -> str:
 
 
 def _use(name: str) -> str:
-    command = f"skipless train --block {name} --name mine\nskipless inspect {name} --plot signal.png"
+    command = f"skipless train --block {name} --name {name}\nskipless inspect {name} --plot signal.png"
     return f"## Use\n\n```python\n{use(name)}```\n\n```sh\n{command}\n```\n"
 
 
@@ -179,9 +179,9 @@ def _costs(name: str) -> str:
         rows.append(["training speed", "1", found.text if found else "not measured"])
     text = table(["", *(f"`{one}`" for one in names)], rows)
     return text + (
-        "\nAt the paper's size: 18 layers of width 768, 12 heads, 50,000 words, 128 tokens, float32. Everything but "
-        "the speed follows from the configuration. The speed was measured: forward and backward of two blocks on two "
-        "cores, in the runs of [`benchmarks/speed.py`](../notes/performance.md).\n"
+        "\nAt the paper's size: 18 layers of width 768, 12 heads, a vocabulary of 50,000, 128 tokens, float32. "
+        "Everything but the speed follows from the configuration. The speed was measured: forward and backward of "
+        "two blocks on two cores, in the runs of [`benchmarks/speed.py`](../notes/performance.md).\n"
     )
 
 

@@ -8,6 +8,7 @@ import json
 import statistics
 from collections.abc import Iterable
 from pathlib import Path
+from typing import Any
 
 from skipless.analysis.costs import count_parameters
 from skipless.analysis.drawing import removed
@@ -18,11 +19,13 @@ from skipless.config.model import ModelConfig
 from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.claims import interval, relative
 from skipless.experiments.evidence import Evidence
-from skipless.experiments.outcome import Plot
+from skipless.experiments.outcome import Plot, count, in_words
+from skipless.experiments.papers.simplifying.bounds import MATCH
 from skipless.experiments.report.draw import draw, to_csv
 from skipless.experiments.report.series import loss_plot
+from skipless.experiments.report.verdicts import is_own
 from tools.site import DOCS, ROOT, speeds
-from tools.site.findings import LAPTOP, decoders
+from tools.site.findings import LAPTOP, SEEDS, decoders, findings
 from tools.site.gallery import paper_size
 from tools.site.markdown import table
 
@@ -38,7 +41,7 @@ def write() -> None:
     """Figures, facts and the parts of the README, from what there is now."""
     FIGURES.mkdir(exist_ok=True)
     names = sorted(run.name for run in decoders().runs())
-    FACTS.write_text(json.dumps({"runs": names}, indent=2) + "\n", encoding="utf-8")
+    FACTS.write_text(json.dumps({"runs": names, "claims": claims()}, indent=2) + "\n", encoding="utf-8")
     for dark in (False, True):
         look = "dark" if dark else "light"
         (FIGURES / f"blocks-{look}.svg").write_text(picture(dark=dark), encoding="utf-8")
@@ -58,6 +61,7 @@ def filled(text: str) -> str:
     for name, part in {
         "losses": caption(found),
         "blocks": blocks(found),
+        "claims": verdicts(),
         "speed": speed_table(),
         "demo": demo(),
     }.items():
@@ -101,12 +105,19 @@ def caption(found: Evidence) -> str:
     assert speed is not None
     return (
         f"`sas-p` has {-_share('sas-p', paper_size('pre-ln')):.1%} fewer parameters than `pre-ln` at the paper's size, "
-        f"and trains {speed.text} times as fast on two CPU cores. Right: our own runs, decoders of {model.n_layer} "
-        f"layers and width {model.d_model} on Python code, each block at its best learning rate, {seeds}. After "
+        f"and blocks of the paper's width train {speed.text} times as fast on two CPU cores ([narrow ones hardly "
+        f"faster](docs/notes/performance.md#narrow-models)). Right: our own runs, decoders of {model.n_layer} layers "
+        f"and width {model.d_model} on Python code, each block at its best learning rate, {seeds}. After "
         f"{train.steps:,} steps `pre-ln` has a held-out loss of {ends['pre-ln']:.3f} and `sas-p` one of "
-        f"{ends['sas-p']:.3f}, {abs(more):.1%} {'higher' if more > 0 else 'lower'}. Whether that holds at the paper's "
-        "size was not tried here.\n"
+        f"{ends['sas-p']:.3f}, {abs(more):.1%} {'higher' if more > 0 else 'lower'}: "
+        f"{_nearness(abs(more), len(rows))}.\n"
     )
+
+
+def _nearness(apart: float, seeds: int) -> str:
+    """How a difference of losses is to be read."""
+    near = f"{'within' if apart <= MATCH else 'beyond'} the {MATCH:.0%} that count as a match here"
+    return near + (", but one seed decides nothing" if seeds == 1 else "")
 
 
 def _share(block: str, like: ModelConfig) -> float:
@@ -119,10 +130,16 @@ def _share(block: str, like: ModelConfig) -> float:
 def blocks(found: Evidence) -> str:
     """What each block leaves out, what it costs, what came out."""
     rows = [
-        [f"`{name}`", ", ".join(removed(block)) or "nothing", _parameters(name), _speed(name), _loss(name, found)]
+        [f"`{name}`", _without(name), _parameters(name), _speed(name), _loss(name, found)]
         for name, block in BLOCKS.items()
     ]
-    return table(["block", "leaves out", "parameters", "training speed", "loss"], rows)
+    alone = all(len(found.finished(name)) <= 1 for name in BLOCKS)
+    return table(["block", "leaves out", "parameters", "speed", "loss (one seed)" if alone else "loss"], rows)
+
+
+def _without(name: str) -> str:
+    """What a block does without; that the first layer has a W^V is told below the table."""
+    return ", ".join(removed(BLOCKS[name])).replace(" (except in layer 1)", "") or "nothing"
 
 
 def _parameters(name: str) -> str:
@@ -142,32 +159,59 @@ def _loss(name: str, found: Evidence) -> str:
     if name == "pre-ln":
         return f"{statistics.fmean(one.valid_loss for one in found.finished(name).values()):.3f}"
     if name not in EXPERIMENTS["fig5"].configs(LAPTOP):
-        return "in no experiment"
+        return "not tested"
     rows = found.by_seed((name, "pre-ln"))
     if not rows:
         return "not trained yet"
     values = [relative(name, "pre-ln")(row) for row in rows.values()]
     mean, low, high = interval(values, 0.0)
-    seeds = "1 seed" if len(values) == 1 else f"{low:+.1%} to {high:+.1%}, {len(values)} seeds"
-    return f"{mean:+.1%} ({seeds})".replace("-", "−")
+    spread = f" ({low:+.1%} to {high:+.1%}, {len(values)} seeds)" if len(values) > 1 else ""
+    return f"{mean:+.1%}{spread}".replace("-", "−")
+
+
+def claims() -> dict[str, Any]:
+    """How the paper's claims stand by the archive, and over how many seeds."""
+    found = [one for finding in findings().values() for one in finding.verdicts if not is_own(finding, one)]
+    seeds = max(int(one.numbers.get("seeds") or 0) for one in found)
+    return {"seeds": seeds, "verdicts": count(found)}
+
+
+def verdicts() -> str:
+    """The sentence on the paper's claims."""
+    kept = json.loads(FACTS.read_text(encoding="utf-8"))["claims"]
+    total, seeds, words = sum(kept["verdicts"].values()), kept["seeds"], in_words(kept["verdicts"])
+    results = "[page of results](docs/results/report.md)"
+    if seeds >= SEEDS:
+        return f"Of the paper's {total} claims, over {seeds} seeds: {words}. The {results} has each of them.\n"
+    there = "One seed of each block is" if seeds == 1 else f"{seeds} seeds of each block are"
+    return (
+        f"{there} trained so far, which decides next to nothing: of the paper's {total} claims, {words}. The {results} "
+        f"is written when all {SEEDS} seeds are there; `make docs` judges each claim by the runs of now.\n"
+    )
 
 
 def speed_table() -> str:
     """Speed against the alternatives, our own standard block among them."""
     cases = {
-        "training two blocks of width 768: `pre-ln`": ("T=128: pre-ln", "HF GPT-2", ""),
+        "training two blocks of width 768: `pre-ln`": ("T=128: pre-ln", "HF GPT-2", "itself"),
         "the same: `sas-p`": ("T=128: sas-p", "HF GPT-2", "pre-ln"),
-        "a training step, 18 layers, 50,000 words: `sas-p`": ("training step: sas-p", "HF GPT-2", ""),
+        "a training step with AdamW, 18 layers: `sas-p`": ("training step: sas-p", "HF GPT-2", ""),
         "its peak memory (less is better)": ("training step: sas-p, peak memory", "HF GPT-2", ""),
         "`generate`, 128 tokens after 512: `sas-p`": ("decoding: sas-p (kx)", "HF GPT-2 (static)", "pre-ln (kv)"),
     }
     rows = [[title, *(_measured(case, other) for other in others)] for title, (case, *others) in cases.items()]
-    return table(["", "against Hugging Face's GPT-2", "against our own `pre-ln`"], rows)
+    note = (
+        f"\nIn float32 on two cores of an AMD EPYC: the lowest and highest of {len(speeds.runs())} runs of `python "
+        "benchmarks/speed.py` ([each run, and where the time goes](docs/notes/performance.md)).\n"
+    )
+    return table(["", "against Hugging Face's GPT-2", "against our own `pre-ln`"], rows) + note
 
 
 def _measured(case: str, against: str) -> str:
+    if against == "itself":
+        return "1"
     if not against:
-        return "–"
+        return "not measured"
     found = speeds.speed(case, against)
     if found is None:
         raise ValueError(f"{case} against {against} was not measured in every run")
@@ -179,9 +223,11 @@ def demo() -> str:
     first, second = json.loads(DEMO.read_text(encoding="utf-8"))["runs"]
     losses = [f"about {row['valid_loss']:.2f} for `{row['name'].removeprefix('demo-')}`" for row in (first, second)]
     return (
-        "The first time, `make demo` downloads PyTorch. It then trains for some minutes and ends with a table of both "
-        f"runs, samples of what they write, and a page of curves. Expect held-out losses of {' and '.join(losses)}, "
-        "and text that looks like Python but is not.\n"
+        "The first time, `make demo` installs 2.5 GB; gigabytes more if pip takes PyTorch with CUDA, as it does on "
+        "Linux unless you `export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`. It then trains for about "
+        "five minutes on two cores and ends with a table of both runs, samples of what they write, and a page of "
+        f"curves. Expect held-out losses of {' and '.join(losses)} (both at one untuned learning rate; in the figure "
+        "each has its own), and text that looks like Python but is not.\n"
     )
 
 
