@@ -115,7 +115,8 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SKIPLESS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
-    (tmp_path / "docs").symlink_to(ROOT / "docs")
+    (tmp_path / "docs" / "results").mkdir(parents=True)  # commands write beside the published runs
+    (tmp_path / "docs" / "results" / "runs").symlink_to(ROOT / "docs" / "results" / "runs")
     (tmp_path / "src").mkdir()
     texts = [f"def function_{n}(x):\n    return x + {n}\n" * 40 for n in range(60)]
     for number, text in enumerate(texts):

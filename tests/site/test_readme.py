@@ -23,7 +23,7 @@ def test_what_code_writes_is_up_to_date():
 
 
 def test_another_figure_is_noticed():
-    number = re.search(r"held-out loss of (\d\.\d+)", part("losses")).group(1)
+    number = re.search(r"held-out loss is (\d\.\d+)", part("losses")).group(1)
     changed = TEXT.replace(number, "1.234", 1)
     assert readme.filled(changed) == TEXT
 
@@ -60,7 +60,7 @@ def test_the_tables_name_what_there_is():
 
 
 @pytest.mark.parametrize(
-    ("seeds", "said"), [(1, "One seed of each block is"), (2, "2 seeds of"), (3, "over 3 seeds: 9")]
+    ("seeds", "said"), [(1, "there is one seed of"), (2, "there are 2 seeds of"), (3, "over 3 seeds: 9")]
 )
 def test_few_seeds_are_said_to_be_few(monkeypatch, tmp_path, seeds, said):
     facts = tmp_path / "readme.json"
@@ -68,7 +68,7 @@ def test_few_seeds_are_said_to_be_few(monkeypatch, tmp_path, seeds, said):
     monkeypatch.setattr(readme, "FACTS", facts)
     assert said in readme.verdicts()
     assert "13 claims" in readme.verdicts()
-    assert ("next to nothing" in readme.verdicts()) == (seeds < 3)
+    assert ("too few to settle" in readme.verdicts()) == (seeds < 3)
 
 
 def test_runs_that_it_does_not_name_change_nothing(monkeypatch, tmp_path):

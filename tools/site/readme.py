@@ -104,20 +104,20 @@ def caption(found: Evidence) -> str:
     speed = speeds.of_block("sas-p")
     assert speed is not None
     return (
-        f"`sas-p` has {-_share('sas-p', paper_size('pre-ln')):.1%} fewer parameters than `pre-ln` at the paper's size, "
-        f"and blocks of the paper's width train {speed.text} times as fast on two CPU cores ([narrow ones hardly "
-        f"faster](docs/notes/performance.md#narrow-models)). Right: our own runs, decoders of {model.n_layer} layers "
-        f"and width {model.d_model} on Python code, each block at its best learning rate, {seeds}. After "
-        f"{train.steps:,} steps `pre-ln` has a held-out loss of {ends['pre-ln']:.3f} and `sas-p` one of "
-        f"{ends['sas-p']:.3f}, {abs(more):.1%} {'higher' if more > 0 else 'lower'}: "
+        f"**Size and speed**, at the paper's size: `sas-p` has {-_share('sas-p', paper_size('pre-ln')):.1%} fewer "
+        f"parameters than `pre-ln`, and its blocks train {speed.text} times as fast on two CPU cores ([narrow ones: "
+        f"little gain](docs/notes/performance.md#narrow-models)). **Quality**, at a laptop's size: the plot shows our "
+        f"own runs, decoders of {model.n_layer} layers and width {model.d_model} on Python code, each block at its "
+        f"best learning rate, {seeds}. After {train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} for "
+        f"`pre-ln` and {ends['sas-p']:.3f} for `sas-p`: {abs(more):.1%} {'higher' if more > 0 else 'lower'}, "
         f"{_nearness(abs(more), len(rows))}.\n"
     )
 
 
 def _nearness(apart: float, seeds: int) -> str:
     """How a difference of losses is to be read."""
-    near = f"{'within' if apart <= MATCH else 'beyond'} the {MATCH:.0%} that count as a match here"
-    return near + (", but one seed decides nothing" if seeds == 1 else "")
+    near = f"{'within' if apart <= MATCH else 'beyond'} our tolerance of {MATCH:.0%} for a match"
+    return near + (", but one seed settles nothing" if seeds == 1 else "")
 
 
 def _share(block: str, like: ModelConfig) -> float:
@@ -183,10 +183,11 @@ def verdicts() -> str:
     results = "[page of results](docs/results/report.md)"
     if seeds >= SEEDS:
         return f"Of the paper's {total} claims, over {seeds} seeds: {words}. The {results} has each of them.\n"
-    there = "One seed of each block is" if seeds == 1 else f"{seeds} seeds of each block are"
+    there = "is one seed" if seeds == 1 else f"are {seeds} seeds"
     return (
-        f"{there} trained so far, which decides next to nothing: of the paper's {total} claims, {words}. The {results} "
-        f"is written when all {SEEDS} seeds are there; `make docs` judges each claim by the runs of now.\n"
+        f"The trainings are not finished: there {there} of most blocks, too few to settle the paper's {total} claims "
+        f"(by now: {words}). The {results} follows with {SEEDS} seeds; until then `make docs` judges each claim by the "
+        "runs that there are.\n"
     )
 
 
@@ -223,11 +224,9 @@ def demo() -> str:
     first, second = json.loads(DEMO.read_text(encoding="utf-8"))["runs"]
     losses = [f"about {row['valid_loss']:.2f} for `{row['name'].removeprefix('demo-')}`" for row in (first, second)]
     return (
-        "The first time, `make demo` installs 2.5 GB; gigabytes more if pip takes PyTorch with CUDA, as it does on "
-        "Linux unless you `export PIP_EXTRA_INDEX_URL=https://download.pytorch.org/whl/cpu`. It then trains for about "
-        "five minutes on two cores and ends with a table of both runs, samples of what they write, and a page of "
-        f"curves. Expect held-out losses of {' and '.join(losses)} (both at one untuned learning rate; in the figure "
-        "each has its own), and text that looks like Python but is not.\n"
+        "The first `make demo` installs 2.5 GB. It then trains for about five minutes on two cores and ends with a "
+        "table of both runs, samples of what they write, and a page of curves. Expect held-out losses of "
+        f"{' and '.join(losses)} (one untuned learning rate for both), and text that looks like Python but is not.\n"
     )
 
 
