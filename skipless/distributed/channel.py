@@ -42,7 +42,7 @@ class Channel:
         self.received = self.received or number
 
     def gather(self, values: Sequence[float] = ()) -> list[list[float]]:
-        """All: everyone's values by rank. A signal that somebody received travels along."""
+        """Collective: everyone's values by rank. A signal that somebody received travels along."""
         if self.size == 1:
             return [list(values)]
         own = torch.tensor([self.received, *values], dtype=torch.float64)
@@ -51,11 +51,11 @@ class Channel:
         return [row[1:] for row in rows]
 
     def sum(self, *values: float) -> list[float]:
-        """All: the sums over all processes, added in the order of the ranks, so the same everywhere."""
+        """Collective: the sums over all processes, added in the order of the ranks, so the same everywhere."""
         return [sum(column) for column in zip(*self.gather(values), strict=True)]
 
     def exchange(self, value: Any) -> list[Any]:
-        """All: everyone's value by rank, as JSON."""
+        """Collective: everyone's value by rank, as JSON."""
         if self.size == 1:
             return [value]
         text = torch.frombuffer(bytearray(json.dumps(value).encode()), dtype=torch.uint8)
@@ -73,7 +73,7 @@ class Channel:
 
     @contextmanager
     def raise_on_all_ranks(self) -> Iterator[None]:
-        """All: a block in which a UserError of any rank is raised on every one, with its text and exit status."""
+        """Collective context manager: a UserError of any rank is raised on all, with its text and exit status."""
         if self.size == 1:
             yield
             return

@@ -196,7 +196,7 @@ class _Viewed(Mapping[str, Tensor]):
 
 
 def new_group(ranks: Sequence[int], timeout: float) -> Any:
-    """All: a process group of some of the ranks."""
+    """Collective: a process group of some of the ranks."""
     import torch.distributed as dist
 
     return dist.new_group(list(ranks), timeout=timedelta(seconds=timeout))

@@ -7,7 +7,7 @@ Global means global: the sequences of a step, their number and the mean over the
 processes, which only share them. Nothing is pickled: what processes say to each other besides weights and gradients are
 numbers and JSON (PyTorch's own object collectives would pickle).
 
-Every method that talks has to be called by every process at the same point; its docstring says so with "all".
+Every method that talks has to be called by every process at the same point; its docstring begins with "Collective".
 """
 
 import gc
@@ -109,7 +109,7 @@ class Group(Channel):
         return 1
 
     def check_same(self, what: str, value: Any) -> None:
-        """All: raise a UserError in every process if this value is not the same in all of them."""
+        """Collective: raise a UserError in every process if this value is not the same in all of them."""
 
     def share(self, rows: int) -> tuple[int, int, int]:
         """This process's part of `rows`: the first, the end, and the most that any process has."""
@@ -123,17 +123,17 @@ class Group(Channel):
         return make().to(device)
 
     def wrap(self, model: "Model", device: torch.device, dtype: torch.dtype, *, accumulates: bool) -> None:
-        """All: share the model. Its parameters are then what the optimiser is to change."""
+        """Collective: share the model. Its parameters are then what the optimiser is to change."""
 
     def first_pass(self, run: Callable[[], Tensor]) -> None:
-        """All: make the first pass, which may differ from later ones, before the first step; `run` makes a loss."""
+        """Collective: make the first pass, which may differ from later ones, before the first step; `run` makes a loss."""
 
     def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
-        """All: a function of the model with a gradient, such as its loss."""
+        """Collective: a function of the model with a gradient, such as its loss."""
         return function(*args)
 
     def forward_no_grad(self, function: Callable[..., Any], *args: Any) -> Any:
-        """All: a function of the model without a gradient."""
+        """Collective: a function of the model without a gradient."""
         with torch.no_grad():
             return function(*args)
 
@@ -151,11 +151,11 @@ class Group(Channel):
         return tensor
 
     def whole(self, tensor: Tensor) -> Tensor:
-        """All: the whole of it."""
+        """Collective: the whole of it."""
         return tensor
 
     def norm(self, gradients: Sequence[Tensor]) -> Tensor:
-        """All: the norm of all gradients together."""
+        """Collective: the norm of all gradients together."""
         return torch.nn.utils.get_total_norm([self.local(gradient) for gradient in gradients])
 
     def to_save(self, parts: Mapping[str, NamedTensors]) -> Mapping[str, NamedTensors]:

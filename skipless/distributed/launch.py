@@ -76,7 +76,7 @@ def report_failure(text: str, status: int) -> None:
 
 
 def _meet(store: "Store", rank: int, size: int, timeout: float) -> str:
-    """All: a word that only those who meet now know.
+    """Collective: a word that only those who meet now know.
 
     torchrun keeps its store when it starts processes again, with the addresses of those that are gone in it, and its
     count of restarts may differ between machines. So the first process offers a word, and each of the others has to

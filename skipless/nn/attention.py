@@ -1,4 +1,4 @@
-"""Multi-head attention: queries, keys, the maps W^V and W^P, and a mixing matrix between them.
+"""Multi-head attention: queries, keys, the value and projection maps W^V and W^P, and the mixing matrix between them.
 
 Shapes: B batch, H heads, T tokens, d width of the model, D = d / H width of a head.
 """

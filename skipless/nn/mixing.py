@@ -44,7 +44,7 @@ class Softmax(WithGains):
         return self.combine(v, mask.attend(q, k, v), mask)
 
     def combine(self, v: Tensor, attended: Tensor, mask: MaskLike) -> Tensor:
-        """What the matrix gives, from V and A·V."""
+        """The mixing matrix times V, from V and A·V."""
         return attended
 
     def matrix(self, q: Tensor, k: Tensor, mask: Mask) -> Tensor:

@@ -1,7 +1,7 @@
 """The checkpoints of a run: saved in one piece, found, verified, pruned.
 
-A checkpoint is staged, forced to the disk and renamed, so a crash never leaves half of one. Damage that comes later is
-found by the hashes, and `Checkpoints.latest_valid` then falls back to an older one.
+A checkpoint is staged, forced to the disk and renamed (`staged_folder` in files.py), so a crash never leaves half of
+one. Damage that comes later is found by the hashes, and `Checkpoints.latest_valid` then falls back to an older one.
 
 Saving a step that is already there sets the old folder aside as `.old-step-<n>`, renames the new one into place, and
 only then removes the old. A crash between the renames leaves the set-aside folder, which stands for its step for as

@@ -39,7 +39,7 @@ class WeightAverage:
 
     @contextmanager
     def in_place(self) -> Iterator[None]:
-        """A block in which the model has the averaged weights. Nothing may be saved in it."""
+        """Context manager: the model has the averaged weights. Nothing may be saved meanwhile."""
         self._swap()
         try:
             yield

@@ -1,4 +1,4 @@
-"""A decay that branches off a run: its weights of a step, its place in the data, and then a line to zero.
+"""A decay that branches off a run: a checkpoint's weights and place in the data, then a linear decay to zero.
 
 So one long training at the peak rate gives as many finished models as are wanted, each for the steps of its decay.
 """

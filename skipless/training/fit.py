@@ -22,12 +22,12 @@ from skipless.training.train import train
 
 @dataclass(frozen=True)
 class Fitted:
-    """What came of a training."""
+    """What a training run gives."""
 
     model: CausalLM | MaskedLM
     """In eval mode."""
     metrics: list[dict[str, Any]]
-    """The lines of metrics: step, tokens, seconds, and what was measured."""
+    """The records of metrics: step, tokens, seconds, and what was measured."""
     run: Run | None
     """Its folder, for `skipless.load`, `skipless report` and the rest; None where nothing was kept."""
 

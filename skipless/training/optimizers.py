@@ -23,8 +23,8 @@ GroupKey = tuple[float, bool]
 def parameter_groups(model: Transformer, vp_lr_factor: float = 1.0) -> dict[GroupKey, dict[str, nn.Parameter]]:
     """Trainable parameters by name, grouped as the paper does.
 
-    Matrices and embeddings decay; gains, norms and biases do not. W^V and W^P, with their gains, have a learning rate
-    of their own.
+    Weight decay applies to matrices and embeddings, not to gains, norms or biases. W^V and W^P, with their gains, have
+    a learning rate of their own.
     """
     maps = {id(p) for m in model.modules() if isinstance(m, Attention) for p in _value_projection(m)}
     groups: dict[GroupKey, dict[str, nn.Parameter]] = {}

@@ -1,4 +1,4 @@
-"""Training on data of one's own: a `Dataset` or any iterable of token tensors, in the place of a corpus.
+"""Training on user-defined data: a `Dataset` or any iterable of token tensors, in the place of a corpus.
 
 Items of a `Dataset`, or of anything with a length and an index, are drawn in another order each epoch, and which comes
 at a step is a function of the seed and of a counter: such a run resumes bit for bit. An iterable is read in its own
@@ -75,7 +75,7 @@ class OwnData:
 
     @cached_property
     def fingerprint(self) -> str:
-        """Of a data set its length and three of its items; of an iterable nothing can be said."""
+        """A hash of the data set's length and three of its items; an iterable cannot be fingerprinted."""
         if not self.has_index:
             return "iterable"
         size = len(self.train)

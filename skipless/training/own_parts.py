@@ -1,4 +1,4 @@
-"""Optimisers and schedules of somebody's own.
+"""User-defined optimisers and schedules.
 
 An optimiser is made of parameter groups and the `TrainConfig`; a schedule is a function of how much of the budget
 after the warm-up is left (from 1 to 0) and the `TrainConfig`, and gives a share of the peak learning rate. Either is

@@ -24,7 +24,7 @@ SCHEDULES: dict[str, Callable[[TrainConfig, float], float]] = {
     "cosine": lambda cfg, left: 0.5 * (1 + math.cos(math.pi * (1 - left))),
     "constant": lambda cfg, left: 1.0,
 }
-"""The learning rate after the warm-up as a share of the peak, by how much of what follows the warm-up is left."""
+"""The multiplier of the peak learning rate after the warm-up, from the fraction of the remaining budget (1 to 0)."""
 
 
 def _shape(cfg: TrainConfig, left: float) -> float:
@@ -34,7 +34,7 @@ def _shape(cfg: TrainConfig, left: float) -> float:
 
 
 def _warmup_stable_decay(cfg: TrainConfig, progress: float) -> float:
-    """A line up, the peak, a line to zero.
+    """The multiplier of the peak: linear warm-up, constant, linear decay to zero (WSD).
 
     A warm-up and a decay in steps are counted in whole steps, not as shares. So trainings of any lengths have the same
     rates until they decay, to the last bit, and one may branch off another.

@@ -22,7 +22,7 @@ Counters = TypeVar("Counters")
 
 
 class NoValidCheckpoint(UserError):
-    """What had checkpoints cannot be resumed, because none of them is valid or there at all."""
+    """A run has saved checkpoints, but all are missing or damaged, so it cannot be resumed."""
 
     status = 3
 
@@ -42,7 +42,7 @@ class NoValidCheckpoint(UserError):
 
 @contextmanager
 def foreign_state_said(checkpoint: Checkpoint) -> Iterator[None]:
-    """A block in which a state that is whole, but not one that such a training saves, becomes a UserError."""
+    """Context manager: errors from an undamaged checkpoint of another kind of training become a UserError."""
     try:
         yield
     except UserError:

@@ -79,7 +79,7 @@ class Trainer:
         group.wrap(self.model, self.device, self.dtype, accumulates=most > train.micro_rows)
         self.update = Update(self.model, train, self.device, self.dtype, group, self.loss)
         self.last: dict[str, Any] = {}
-        """Of the last step, for those who follow each."""
+        """The record of the last step, for callbacks."""
         self.state, self.start = TrainerState(), TrainerState()
         self.tokens_per_row = self.cfg.data.seq_len - (self.cfg.data.packing == "chunks")
         flops = flops_per_token(self.cfg.model, self.cfg.data.seq_len, head_share=self.cfg.predicted_share)
@@ -235,7 +235,7 @@ class Trainer:
         return self._evaluate(rows, between) if len(rows) else None
 
     def evaluate_average(self, between: Callable[[], None] = lambda: None) -> Evaluation | None:
-        """The held-out loss of the averaged weights, if there are any. `between` may not save: the weights are away."""
+        """The held-out loss of the averaged weights, if any. `between` must not save: they are in the model's place."""
         if self.update.average is None:
             return None
         with self.update.average.in_place():
@@ -256,11 +256,11 @@ class Trainer:
         return self.update.tensors()
 
     def description(self) -> dict[str, Any]:
-        """All: what it stores as JSON."""
+        """Collective: what a checkpoint stores as JSON."""
         return {"state": asdict(self.state), **self.update.state(), "data": self.corpus.fingerprint}
 
     def restore(self, checkpoint: Checkpoint) -> None:
-        """All: continue from a checkpoint."""
+        """Collective: continue from a checkpoint."""
         with foreign_state_said(checkpoint):
             if checkpoint.state["data"] != self.corpus.fingerprint:
                 raise UserError(

@@ -39,7 +39,7 @@ class MicroBatch:
     ids: Tensor
     labels: Tensor
     weight: int
-    """How many labels its mean loss is a mean of. With 0 it takes part in the computation and counts for nothing."""
+    """How many labels its mean loss is taken over. A micro-batch of weight 0 is computed but contributes nothing."""
     attention_mask: Tensor | None = None
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
