@@ -126,7 +126,7 @@ class Group(Channel):
         """Collective: share the model. Its parameters are then what the optimiser is to change."""
 
     def first_pass(self, run: Callable[[], Tensor]) -> None:
-        """Collective: make the first pass, which may differ from later ones, before the first step; `run` makes a loss."""
+        """Collective: make the first pass, which may differ from later ones, before the first step, with a loss."""
 
     def forward(self, function: Callable[..., Tensor], *args: Any) -> Tensor:
         """Collective: a function of the model with a gradient, such as its loss."""

@@ -97,7 +97,7 @@ def train(
 def prepare_corpus(
     cfg: RunConfig, group: Group, observer: Observer, cache_dir: Path | None, check: Callable[[], None] = lambda: None
 ) -> tuple[RunConfig, Corpus]:
-    """Collective: the corpus of a configuration, and the configuration with the vocabulary that its tokeniser really has.
+    """Collective: the corpus of a configuration, and the configuration with the vocabulary its tokeniser really has.
 
     A UserError in every process where one of them fails a `check`, or has another configuration or other text.
     """
