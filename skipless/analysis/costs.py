@@ -26,6 +26,12 @@ FLOAT = 4
 
 def count_parameters(cfg: ModelConfig) -> dict[str, int]:
     """Trainable parameters by part, from the model itself."""
+    own = any(parts_in(cfg))  # a part of a plugin may be registered anew under its name
+    return dict((_count_parameters.__wrapped__ if own else _count_parameters)(cfg))
+
+
+@lru_cache(maxsize=1024)
+def _count_parameters(cfg: ModelConfig) -> dict[str, int]:
     model = on_meta(cfg)
     counts = dict.fromkeys(["embedding", "positions", "query, key", "value, projection", "MLP", "norms", "gains"], 0)
     for path, module in model.named_modules():

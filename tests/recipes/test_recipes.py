@@ -41,6 +41,15 @@ def unique():
 
 
 @pytest.fixture(scope="module")
+def unlike():
+    """What no earlier experiment has, where runs that differ in their peak rate or their length count as one."""
+    alike = {"train.lr": 1e-3, "train.steps": 2000, "train.tokens": None, "train.minutes": None}
+    often = dict.fromkeys(("eval_every", "log_every", "gains_every", "health_every"), 100)
+    same = alike | {f"train.{key}": value for key, value in often.items()}
+    return once("laptop", lambda cfg: run_key(cfg.override(same)))
+
+
+@pytest.fixture(scope="module")
 def papers_models():
     return once("paper", lambda cfg: (cfg.task, cfg.model))
 
@@ -75,10 +84,10 @@ def corpora(tmp_path_factory):
 
 
 @pytest.mark.parametrize("id", EXPERIMENTS)
-def test_two_steps_at_laptop_shapes(id, unique, corpora, monkeypatch):
+def test_two_steps_at_laptop_shapes(id, unlike, corpora, monkeypatch):
     # what it needs is traced elsewhere, slowly
     monkeypatch.setattr("skipless.training.trainer.plan", lambda *_, **__: SimpleNamespace(memory={"total": 0}))
-    for cfg in unique[id]:
+    for cfg in unlike[id]:
         corpus = corpora(cfg)
         small = fit_vocabulary(cfg.override({"train.batch_size": 1, "train.micro_batch": None}), corpus)
         trainer = Trainer(small, corpus)
