@@ -104,9 +104,9 @@ def caption(found: Evidence) -> str:
     speed = speeds.of_block("sas-p")
     assert speed is not None
     return (
-        f"**Size and speed**, at the paper's size: `sas-p` has {-_share('sas-p', paper_size('pre-ln')):.1%} fewer "
-        f"parameters than `pre-ln`, and its blocks train {speed.text} times as fast on two CPU cores ([narrow ones: "
-        f"little gain](docs/notes/performance.md#narrow-models)). **Quality**, at a laptop's size: the plot shows our "
+        f"**Size and speed**: at the paper's size `sas-p` has {-_share('sas-p', paper_size('pre-ln')):.1%} fewer "
+        f"parameters than `pre-ln`, and two layers of the paper's width train {speed.text} times as fast on two CPU "
+        f"cores ([narrow ones: little gain](docs/notes/performance.md#narrow-models)). **Quality**: the plot shows our "
         f"own runs, decoders of {model.n_layer} layers and width {model.d_model} on Python code, each block at its "
         f"best learning rate, {seeds}. After {train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} for "
         f"`pre-ln` and {ends['sas-p']:.3f} for `sas-p`: {abs(more):.1%} {'higher' if more > 0 else 'lower'}, "
@@ -116,8 +116,8 @@ def caption(found: Evidence) -> str:
 
 def _nearness(apart: float, seeds: int) -> str:
     """How a difference of losses is to be read."""
-    near = f"{'within' if apart <= MATCH else 'beyond'} our tolerance of {MATCH:.0%} for a match"
-    return near + (", but one seed settles nothing" if seeds == 1 else "")
+    near = f"{'within' if apart <= MATCH else 'beyond'} our tolerance of {MATCH:.0%}"
+    return near + (", but one seed is no evidence" if seeds == 1 else "")
 
 
 def _share(block: str, like: ModelConfig) -> float:
@@ -186,18 +186,17 @@ def verdicts() -> str:
     there = "is one seed" if seeds == 1 else f"are {seeds} seeds"
     return (
         f"The trainings are not finished: there {there} of most blocks, too few to settle the paper's {total} claims "
-        f"(by now: {words}). The {results} follows with {SEEDS} seeds; until then `make docs` judges each claim by the "
-        "runs that there are.\n"
+        f"(so far: {words}; those that hold are far from their bounds). The {results} judges each by the runs so far.\n"
     )
 
 
 def speed_table() -> str:
     """Speed against the alternatives, our own standard block among them."""
     cases = {
-        "training two blocks of width 768: `pre-ln`": ("T=128: pre-ln", "HF GPT-2", "itself"),
+        "training two layers of width 768: `pre-ln`": ("T=128: pre-ln", "HF GPT-2", "itself"),
         "the same: `sas-p`": ("T=128: sas-p", "HF GPT-2", "pre-ln"),
         "a training step with AdamW, 18 layers: `sas-p`": ("training step: sas-p", "HF GPT-2", ""),
-        "its peak memory (less is better)": ("training step: sas-p, peak memory", "HF GPT-2", ""),
+        "peak memory of that step (lower is better)": ("training step: sas-p, peak memory", "HF GPT-2", ""),
         "`generate`, 128 tokens after 512: `sas-p`": ("decoding: sas-p (kx)", "HF GPT-2 (static)", "pre-ln (kv)"),
     }
     rows = [[title, *(_measured(case, other) for other in others)] for title, (case, *others) in cases.items()]
