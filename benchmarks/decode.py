@@ -27,7 +27,7 @@ from skipless.interop.onnx_bits import pack, relative_error
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.nn import CausalLM
 from skipless.runtime.decoder import Decoder
-from skipless.storage.files import write_json
+from skipless.storage.atomic_files import write_json
 from skipless.tasks.bench import Row
 from skipless.tasks.bench_decoding import Rows, measure
 from skipless.tasks.decode_cases import (

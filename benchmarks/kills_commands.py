@@ -6,8 +6,8 @@ import shutil
 from dataclasses import dataclass
 from pathlib import Path
 
+from skipless.storage.atomic_files import STAGING_PREFIX
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import STAGING_PREFIX
 from skipless.storage.manifest import Damaged, Manifest
 from tests.helpers.glue_files import small_glue
 from tests.helpers.labelled_files import three_classes

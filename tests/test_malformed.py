@@ -37,8 +37,8 @@ from skipless.experiments.sweep_axes import parse_axis
 from skipless.experiments.timings import Timings
 from skipless.recipes import load_rates
 from skipless.runs import Run, classifier_config, load
+from skipless.storage.atomic_files import write_bytes
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import write_bytes
 from skipless.storage.journal import Journal
 from skipless.storage.lock import FolderLock, is_locked
 from skipless.storage.manifest import Damaged, FileEntry, Manifest

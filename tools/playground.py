@@ -27,7 +27,7 @@ from skipless.errors import UserError
 from skipless.experiments.report.summary import summarise
 from skipless.nn.model import CausalLM
 from skipless.runs import Run, find_run, load
-from skipless.storage.files import make_folder, write_bytes, write_text
+from skipless.storage.atomic_files import make_folder, write_bytes, write_text
 from tools.opened_model import to_graph, trained_gains
 
 PAGE = Path(__file__).parents[1] / "docs" / "playground"

@@ -7,7 +7,7 @@ from typing import TYPE_CHECKING, Any
 
 from skipless.config.block import BLOCKS
 from skipless.errors import MissingExtra, UserError
-from skipless.storage.files import write_bytes
+from skipless.storage.atomic_files import write_bytes
 
 if TYPE_CHECKING:
     from skipless.analysis.inspection import Inspection

@@ -168,7 +168,7 @@ def _decode(
 
 def _token_time(size: list[str] | None, rounds: int, runs: Path | None, device: str, *, as_json: bool) -> None:
     from skipless.experiments.timings import FILE, SIZES, measure
-    from skipless.storage.files import check_folder, make_folder, write_json
+    from skipless.storage.atomic_files import check_folder, make_folder, write_json
     from skipless.terminal.bench import show_timings
     from skipless.training.allocator import keep_freed_memory
 

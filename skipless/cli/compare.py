@@ -87,7 +87,7 @@ def compare(
     from skipless.experiments.run_index import RunIndex
     from skipless.experiments.scale import Scale
     from skipless.recipes import load_rates
-    from skipless.storage.files import check_folder, write_json
+    from skipless.storage.atomic_files import check_folder, write_json
     from skipless.terminal.experiments import show_findings, show_left
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes
@@ -130,7 +130,7 @@ def _times(asked: "Comparison", output: Path, rounds: int) -> "Timings":
     from skipless.config.reading import read_json
     from skipless.experiments.comparison import keys, time_tokens
     from skipless.experiments.timings import NO_TIMINGS, Timings
-    from skipless.storage.files import make_folder, write_json
+    from skipless.storage.atomic_files import make_folder, write_json
 
     path = output / TIMES
     known: dict[str, Any] = read_json(path) if path.exists() else {}

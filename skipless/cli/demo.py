@@ -38,7 +38,7 @@ def demo(
     from skipless.cli.train import train_in
     from skipless.config.overrides import parse_overrides
     from skipless.recipes import recipe
-    from skipless.storage.files import check_folder
+    from skipless.storage.atomic_files import check_folder
     from skipless.terminal.inspection import show_inspections
 
     changes = parse_overrides(settings or [])

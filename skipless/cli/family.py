@@ -64,7 +64,7 @@ def family(
     from skipless.experiments.run_index import RunIndex
     from skipless.experiments.scale import Scale
     from skipless.interop.export import check_format
-    from skipless.storage.files import check_folder
+    from skipless.storage.atomic_files import check_folder
     from skipless.terminal.experiments import show_left
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes

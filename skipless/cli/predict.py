@@ -101,7 +101,7 @@ def _written(path: Path | None) -> Iterator[TextIO]:
     if path is None:
         yield sys.stdout
         return
-    from skipless.storage.files import staged_file
+    from skipless.storage.atomic_files import staged_file
 
     if path.exists() and not path.is_file():
         raise UserError(f"{str(path)!r} is not a file: give another --output, or none and redirect what is printed")

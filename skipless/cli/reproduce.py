@@ -148,7 +148,7 @@ def _reproduce(
     from skipless.experiments.report.findings import as_dict
     from skipless.experiments.report.results import read_notes, with_note, write_results
     from skipless.experiments.run_index import RunIndex
-    from skipless.storage.files import check_folder
+    from skipless.storage.atomic_files import check_folder
     from skipless.terminal.experiments import show_findings, show_left
 
     deadline = None if minutes is None else time.monotonic() + 60 * minutes

@@ -21,7 +21,7 @@ from skipless.data.token_writer import TokenWriter
 from skipless.data.tokenizer import TRAINERS, Tokenizer, fetch, train
 from skipless.data.tokens import Tokens
 from skipless.errors import UserError, user_path
-from skipless.storage.files import replaced_folder
+from skipless.storage.atomic_files import replaced_folder
 from skipless.storage.hashing import hash_text, hash_value
 from skipless.storage.lock import FolderLock
 from skipless.storage.manifest import Damaged, FileEntry, Manifest

@@ -12,7 +12,7 @@ from tokenizers import decoders, models, normalizers, pre_tokenizers, trainers
 
 from skipless.config.reading import Unreadable, check_regular, read_text
 from skipless.errors import UserError, did_you_mean, unknown, user_path
-from skipless.storage.files import write_text
+from skipless.storage.atomic_files import write_text
 
 END_OF_TEXT = "<|endoftext|>"
 BERT_SPECIALS = ["[PAD]", "[UNK]", "[CLS]", "[SEP]", "[MASK]"]

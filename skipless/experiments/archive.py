@@ -18,7 +18,7 @@ from typing import Any
 from skipless.config.reading import read_json
 from skipless.experiments.run_index import completion, run_name
 from skipless.runs import Run
-from skipless.storage.files import remove_abandoned, replaced_folder, to_json
+from skipless.storage.atomic_files import remove_abandoned, replaced_folder, to_json
 
 KEPT = ("config", "versions", "machine", "data")
 """What is kept of config.json."""

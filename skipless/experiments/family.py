@@ -28,7 +28,7 @@ from skipless.interop.export import export_run
 from skipless.interop.model_card import without_folders
 from skipless.recipes import recipe
 from skipless.runs import Run, is_export
-from skipless.storage.files import STAGING_PREFIX, remove_abandoned, write_json, write_text
+from skipless.storage.atomic_files import STAGING_PREFIX, remove_abandoned, write_json, write_text
 from skipless.storage.lock import LOCK, FolderLock
 
 INDEX = "index.json"

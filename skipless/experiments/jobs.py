@@ -15,7 +15,7 @@ from skipless.experiments.messages import FinetuneWork, TrainWork, Work
 from skipless.experiments.run_index import Completion, RunIndex, completion, run_key, run_name, tidy, with_seed
 from skipless.experiments.scale import PROTOCOLS, Protocol, Scale
 from skipless.runs import Run
-from skipless.storage.files import leftovers, remove_folder, sweep
+from skipless.storage.atomic_files import leftovers, remove_folder, sweep
 from skipless.storage.lock import FolderLock, InUse
 from skipless.tasks.glue_results import has_outcome, read_results, variant
 from skipless.tasks.low_bits import FILE as LOW_BITS_FILE

@@ -11,7 +11,7 @@ from skipless.config.plugins import load_plugin
 from skipless.config.reading import read_json
 from skipless.config.run import FinetuneConfig, RunConfig
 from skipless.errors import UserError
-from skipless.storage.files import write_json
+from skipless.storage.atomic_files import write_json
 
 Status = Literal["finished", "bad-input", "failed", "in-use", "stopped"]
 """What came of a job. `failed` says that it stopped by itself, `stopped` that a signal asked it to."""

@@ -13,7 +13,7 @@ from skipless.experiments.report.summary import is_finished
 from skipless.experiments.timings import NO_TIMINGS, Timings
 from skipless.recipes.variants import block_name
 from skipless.runs import Run, is_measurement
-from skipless.storage.files import STAGING_PREFIX
+from skipless.storage.atomic_files import STAGING_PREFIX
 from skipless.storage.json_files import parse_line
 from skipless.storage.lock import FolderLock, InUse
 

@@ -29,7 +29,7 @@ from skipless.experiments.evidence import History
 from skipless.experiments.run_index import RunIndex, completion, run_key, tidy
 from skipless.experiments.sweep_axes import Axis
 from skipless.recipes import recipe
-from skipless.storage.files import make_folder, write_json
+from skipless.storage.atomic_files import make_folder, write_json
 from skipless.storage.hashing import hash_text
 from skipless.storage.lock import FolderLock, InUse, is_locked
 from skipless.training.observer import Observer

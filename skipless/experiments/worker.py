@@ -29,7 +29,7 @@ from pydantic import ValidationError
 from skipless.config.explain import explain
 from skipless.errors import UserError
 from skipless.experiments.messages import FinetuneWork, JobFile, Result, Status, TrainWork
-from skipless.storage.files import NO_ROOM
+from skipless.storage.atomic_files import NO_ROOM
 from skipless.storage.lock import InUse
 from skipless.training.allocator import keep_freed_memory
 from skipless.training.observer import Observer

@@ -36,7 +36,7 @@ from skipless.nn.model import CausalLM, SequenceClassifier
 from skipless.recipes.variants import block_name
 from skipless.runs import choose_checkpoint, find_run, is_classifier, is_export, load, load_checkpoint
 from skipless.runtime.model import OnnxCausalLM
-from skipless.storage.files import no_room_said, remove_folder, staged_folder
+from skipless.storage.atomic_files import no_room_said, remove_folder, staged_folder
 from skipless.storage.tensors import io_errors_said
 
 WRITTEN = re.compile(

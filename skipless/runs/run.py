@@ -25,9 +25,9 @@ from skipless.config.reading import read_json
 from skipless.config.run import RunConfig
 from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
+from skipless.storage.atomic_files import leftovers, sweep
 from skipless.storage.checkpoint import Checkpoint
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import leftovers, sweep
 from skipless.storage.json_files import are_numbers, read_json_lines
 from skipless.storage.save_group import SaveGroup
 

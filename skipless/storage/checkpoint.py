@@ -25,7 +25,7 @@ from torch import Tensor
 
 from skipless.config.base import Config
 from skipless.errors import UserError, unknown
-from skipless.storage.files import (
+from skipless.storage.atomic_files import (
     to_json,
 )
 from skipless.storage.hashing import hash_bytes

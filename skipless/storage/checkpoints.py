@@ -1,7 +1,7 @@
 """The checkpoints of a run: saved in one piece, found, verified, pruned.
 
-A checkpoint is staged, forced to the disk and renamed (`staged_folder` in files.py), so a crash never leaves half of
-one. Damage that comes later is found by the hashes, and `Checkpoints.latest_valid` then falls back to an older one.
+A checkpoint is staged, synced to disk and renamed (`staged_folder` in atomic_files.py), so a crash never leaves half
+of one. Damage that comes later is found by the hashes, and `Checkpoints.latest_valid` then falls back to an older one.
 
 Saving a step that is already there sets the old folder aside as `.old-step-<n>`, renames the new one into place, and
 only then removes the old. A crash between the renames leaves the set-aside folder, which stands for its step for as
@@ -17,8 +17,7 @@ from pathlib import Path
 from typing import Any
 
 from skipless.errors import UserError
-from skipless.storage.checkpoint import ASIDE, FOLDER, About, Checkpoint, fill, open_checkpoint, render_state
-from skipless.storage.files import (
+from skipless.storage.atomic_files import (
     DiskFull,
     fsync,
     leftovers,
@@ -29,6 +28,7 @@ from skipless.storage.files import (
     sweep,
     write_text,
 )
+from skipless.storage.checkpoint import ASIDE, FOLDER, About, Checkpoint, fill, open_checkpoint, render_state
 from skipless.storage.manifest import Damaged, FileEntry, Manifest, Unreadable, unreadable
 from skipless.storage.save_group import SaveGroup, SingleProcess
 from skipless.storage.tensors import TENSORS, NamedTensors, write_tensors

@@ -7,7 +7,7 @@ from pathlib import Path
 from typing import Any
 
 from skipless.config.reading import check_regular
-from skipless.storage.files import fsync, no_room_said
+from skipless.storage.atomic_files import fsync, no_room_said
 
 BLOCK = 1 << 16
 """Bytes that are read at a time."""

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import Self
 
 from skipless.errors import UserError
-from skipless.storage.files import make_folder
+from skipless.storage.atomic_files import make_folder
 
 LOCK = ".lock"
 

@@ -13,7 +13,7 @@ from pydantic import Field, TypeAdapter, ValidationError
 from skipless.config.base import Config
 from skipless.config.reading import NotJson, parse_object, read_bytes
 from skipless.config.reading import Unreadable as UnreadableFile
-from skipless.storage.files import to_json
+from skipless.storage.atomic_files import to_json
 from skipless.storage.hashing import hash_file, hash_samples, hash_text, hash_value
 
 MANIFEST = "manifest.json"

@@ -25,8 +25,8 @@ from skipless.distributed.devices import pick_device
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM
 from skipless.runs import Run, find_run, load
+from skipless.storage.atomic_files import check_there, folder_lost, make_folder, remove_folder, sweep, write_text
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import check_there, folder_lost, make_folder, remove_folder, sweep, write_text
 from skipless.storage.lock import FolderLock
 from skipless.tasks.classifier_fit import ClassifierFit, Unstable
 from skipless.tasks.glue_results import Results, score, summarise, variant

@@ -15,7 +15,7 @@ from skipless.config.run import FinetuneConfig
 from skipless.data.glue import COLUMNS
 from skipless.data.labelled import Task
 from skipless.errors import UserError
-from skipless.storage.files import write_json
+from skipless.storage.atomic_files import write_json
 from skipless.storage.provenance import versions
 from skipless.tasks.classifier_fit import ClassifierFit
 from skipless.tasks.task_rows import TaskRows

@@ -31,7 +31,7 @@ from skipless.nn.attention import Attention
 from skipless.nn.kernels.modules import as_linear
 from skipless.nn.model import IGNORED, CausalLM
 from skipless.runs import Run, choose_checkpoint, load_checkpoint
-from skipless.storage.files import write_json
+from skipless.storage.atomic_files import write_json
 
 FILE = "bits.json"
 """Where the figures of a run lie in its folder."""

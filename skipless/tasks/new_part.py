@@ -10,7 +10,7 @@ from pathlib import Path
 from skipless.config.block import BLOCKS
 from skipless.config.parts import PARTS, check_name
 from skipless.errors import UserError, unknown
-from skipless.storage.files import make_folder, write_bytes
+from skipless.storage.atomic_files import make_folder, write_bytes
 
 
 @dataclass(frozen=True)

@@ -31,8 +31,16 @@ from skipless.distributed.devices import pick_device
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.runs import CLASSIFIER, Run, find_run, is_classifier, load
+from skipless.storage.atomic_files import (
+    check_there,
+    folder_lost,
+    make_folder,
+    remove_folder,
+    sweep,
+    write_json,
+    write_text,
+)
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import check_there, folder_lost, make_folder, remove_folder, sweep, write_json, write_text
 from skipless.storage.journal import Journal
 from skipless.storage.lock import FolderLock
 from skipless.storage.provenance import machine, versions

@@ -14,7 +14,7 @@ from skipless.analysis.health import health
 from skipless.nn.model import CausalLM
 from skipless.nn.sampling import Sampling, sample_text
 from skipless.runs import Run
-from skipless.storage.files import check_there
+from skipless.storage.atomic_files import check_there
 from skipless.storage.journal import Journal, NoJournal
 from skipless.storage.saver import BackgroundSaver, GatherOnlySaver
 from skipless.training.stopping import Interrupted, NonFinite

@@ -17,9 +17,9 @@ from skipless.distributed.launch import join
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM
 from skipless.runs import Run
+from skipless.storage.atomic_files import BROKEN, folder_lost, make_folder, write_json
 from skipless.storage.checkpoint import Checkpoint
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import BROKEN, folder_lost, make_folder, write_json
 from skipless.storage.lock import FolderLock
 from skipless.storage.provenance import machine, versions
 from skipless.storage.saver import BackgroundSaver, GatherOnlySaver

@@ -24,7 +24,7 @@ from skipless.distributed.group import Group
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
 from skipless.storage.checkpoint import AVERAGE, Checkpoint
-from skipless.training.average import WeightAverage
+from skipless.training.ema import WeightAverage
 from skipless.training.finite import first_bad_gradient, first_bad_layer, nonfinite
 from skipless.training.optimizers import clip_gradients, make_optimizers, set_lr
 from skipless.training.schedule import learning_rate

@@ -10,7 +10,7 @@ import time
 import pytest
 
 from skipless.runs import Run
-from skipless.storage.files import STAGING_PREFIX
+from skipless.storage.atomic_files import STAGING_PREFIX
 from tests.helpers.tiny_runs import assert_same_run, checkpoint_names, newest_step, tiny, write_config
 from tests.helpers.torchrun import Launched
 

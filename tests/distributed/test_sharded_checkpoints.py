@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from skipless.errors import UserError
 from skipless.storage import checkpoints as checkpoints_module
+from skipless.storage.atomic_files import STAGING_PREFIX
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import STAGING_PREFIX
 from tests.helpers.thread_ranks import thread_channels
 
 

@@ -15,7 +15,7 @@ from skipless.config.run import RunConfig
 from skipless.errors import UserError
 from skipless.experiments.family import Family, check_output, folder_name
 from skipless.runs import Run
-from skipless.storage.files import STAGING_PREFIX
+from skipless.storage.atomic_files import STAGING_PREFIX
 from skipless.storage.lock import FolderLock
 from tests.helpers.tiny_runs import records
 

@@ -23,7 +23,7 @@ from skipless.experiments.run_index import completion
 from skipless.experiments.scale import PROTOCOLS
 from skipless.experiments.watcher import Watcher
 from skipless.runs import Run
-from skipless.storage.files import DiskFull
+from skipless.storage.atomic_files import DiskFull
 from skipless.storage.lock import FolderLock, InUse
 from skipless.training.stopping import Interrupted, NonFinite
 from skipless.training.train import train

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from skipless.storage.files import write_json
+from skipless.storage.atomic_files import write_json
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(Path(__file__).parent / "no_pickle"), str(ROOT)])

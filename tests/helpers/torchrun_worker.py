@@ -27,7 +27,7 @@ from skipless.data import prepare
 from skipless.distributed.launch import join
 from skipless.errors import UserError
 from skipless.nn.sampling import Sampling, sample_text
-from skipless.storage.files import write_json
+from skipless.storage.atomic_files import write_json
 from skipless.training.observer import Observer
 from skipless.training.stopping import Interrupted, NonFinite
 from skipless.training.train import train as run_training

@@ -9,7 +9,7 @@ import pytest
 
 from skipless.interop.export import export_model
 from skipless.nn.model import CausalLM
-from skipless.storage.files import STAGING_PREFIX, DiskFull, staged_folder
+from skipless.storage.atomic_files import STAGING_PREFIX, DiskFull, staged_folder
 from tests.helpers.tiny_runs import tiny
 
 

@@ -21,11 +21,11 @@ from safetensors import safe_open
 from safetensors.torch import load_file
 
 from skipless.errors import UserError
+from skipless.storage import atomic_files as files
 from skipless.storage import checkpoints as checkpoints_module
-from skipless.storage import files
 from skipless.storage import tensors as tensors_module
+from skipless.storage.atomic_files import DiskFull, sweep
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import DiskFull, sweep
 from skipless.storage.hashing import hash_file, hash_text
 from skipless.storage.saver import BackgroundSaver
 from skipless.training.state import load_optimizer, optimizer_tensors, rng_state, set_rng_state

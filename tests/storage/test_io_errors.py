@@ -16,8 +16,8 @@ from skipless.config.model import ModelConfig
 from skipless.errors import UserError
 from skipless.interop.export import export_model
 from skipless.nn.model import CausalLM
+from skipless.storage.atomic_files import DiskFull, replaced_folder, staged_file, sweep, write_json
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import DiskFull, replaced_folder, staged_file, sweep, write_json
 from skipless.storage.journal import Journal
 from skipless.tasks.new_part import new_part
 from tests.helpers.io_errors import FailingDisk

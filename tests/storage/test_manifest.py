@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from skipless.storage import hashing
-from skipless.storage.files import to_json
+from skipless.storage.atomic_files import to_json
 from skipless.storage.hashing import hash_bytes, hash_file, hash_samples, hash_text, hash_value
 from skipless.storage.manifest import Damaged, FileEntry, Manifest
 

@@ -15,8 +15,8 @@ import torch
 
 from skipless.analysis.evaluation import Evaluation
 from skipless.runs import Run
+from skipless.storage.atomic_files import FolderLost
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import FolderLost
 from skipless.storage.journal import Journal
 from skipless.training import trackers
 from skipless.training.stopping import NonFinite

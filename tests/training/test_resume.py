@@ -18,8 +18,8 @@ from skipless.config.run import RunConfig
 from skipless.data import prepare
 from skipless.errors import UserError
 from skipless.runs import Run
+from skipless.storage.atomic_files import STAGING_PREFIX
 from skipless.storage.checkpoints import Checkpoints
-from skipless.storage.files import STAGING_PREFIX
 from skipless.training.stopping import Interrupted
 from skipless.training.train import train
 from skipless.training.trainer import Trainer, fit_vocabulary

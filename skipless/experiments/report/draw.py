@@ -25,7 +25,7 @@ from skipless.experiments.report.axes import (
     y_limits,
 )
 from skipless.experiments.report.styles import Style, styles
-from skipless.storage.files import make_folder, write_text
+from skipless.storage.atomic_files import make_folder, write_text
 
 
 def save_plots(finding: Finding, folder: Path) -> list[Path]:

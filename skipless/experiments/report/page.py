@@ -25,7 +25,7 @@ from skipless.experiments.report.sections import RUN_COLUMNS, count, files_folde
 from skipless.experiments.report.summary import different_data
 from skipless.experiments.report.verdicts import LOOKS, tally
 from skipless.runs import Run
-from skipless.storage.files import write_bytes
+from skipless.storage.atomic_files import write_bytes
 
 __all__ = ["check_page", "files_folder", "side_by_side", "with_others", "write_page", "write_summary"]
 

@@ -29,7 +29,7 @@ def write_results(findings: Any, out: Path) -> Path:
     from skipless.experiments.outcome import published
     from skipless.experiments.report.draw import save_plots
     from skipless.experiments.report.page import write_page, write_summary
-    from skipless.storage.files import write_json
+    from skipless.storage.atomic_files import write_json
 
     out.mkdir(parents=True, exist_ok=True)
     for finding in findings:

@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from skipless.errors import UserError
-from skipless.storage import files
-from skipless.storage.files import staged_folder, sweep, write_bytes, write_json, write_text
+from skipless.storage import atomic_files as files
+from skipless.storage.atomic_files import staged_folder, sweep, write_bytes, write_json, write_text
 
 
 def names(folder):
