@@ -6,6 +6,10 @@
     glue.json               what fine-tuning gave, where there was any; glue-from-scratch.json of a random encoder
     bits.json               what low bits cost, where that was measured
 
+What is published stays: a run of the same configuration that was trained again, for its weights or on another machine,
+adds what the first lacks and replaces nothing that was measured while training. So its GLUE or its bits may be of that
+second training, which ended within the noise of the first. To publish another one, remove the folder first.
+
 No weights, no path, no command line. Whatever reads a run's folder reads one of these: experiments are judged, drawn
 and written from it on any machine, without training.
 """
@@ -27,15 +31,17 @@ RESULTS = ("glue.json", "glue-from-scratch.json", "bits.json")
 
 
 def archive(run: Run, folder: Path) -> bool:
-    """Put a finished run into the archive, unless it is there as it is; says whether anything was written."""
+    """Put a finished run into the archive, or what the one that is there lacks; says whether anything was written."""
     if not completion(run).finished:
         return False
     info = run.info()
     kept = {key: info[key] for key in KEPT if key in info}
     if "plugins" in info:  # without the path of the file
         kept["plugins"] = [{**one, "file": None} for one in info["plugins"]]
-    files = {"config.json": to_json(kept).encode(), "metrics.jsonl.gz": _metrics(run)}
     place = folder / run_name(run.config())
+    files = {"config.json": to_json(kept).encode(), "metrics.jsonl.gz": _metrics(run)}
+    if all((place / name).exists() for name in files) and completion(Run(place)).finished:
+        files = {name: (place / name).read_bytes() for name in files}
     for name in RESULTS:  # a run that was trained again may lack what was measured of the first
         path = run.folder / name if (run.folder / name).exists() else place / name
         if path.exists():

@@ -82,6 +82,24 @@ def test_what_is_there_is_not_written_again_and_what_is_new_is(trained, tmp_path
     assert [path for path in tmp_path.iterdir() if path.name.startswith(".tmp-")] == []
 
 
+def test_what_is_published_stays_when_the_run_is_trained_again(trained, tmp_path):
+    assert archive(trained, tmp_path)
+    (place,) = tmp_path.iterdir()
+    before = {path.name: path.read_bytes() for path in place.iterdir()}
+    again = Run(tmp_path / "elsewhere" / "again")
+    shutil.copytree(trained.folder, again.folder)
+    lines = [json.loads(line) for line in again.metrics_file.read_text().splitlines()]
+    lines[-1]["valid_loss"] += 0.01
+    again.metrics_file.write_text("".join(json.dumps(line) + "\n" for line in lines))
+    assert not archive(again, tmp_path)
+    (again.folder / "bits.json").write_text('{"loss": {}}')
+    assert archive(again, tmp_path)
+    assert {path.name: path.read_bytes() for path in place.iterdir()} == before | {"bits.json": b'{\n  "loss": {}\n}\n'}
+    shutil.rmtree(place)
+    assert archive(again, tmp_path)
+    assert (place / "metrics.jsonl.gz").read_bytes() != before["metrics.jsonl.gz"]
+
+
 def test_an_unfinished_run_is_left_out(trained, tmp_path):
     copy = Run(tmp_path / "mine")
     shutil.copytree(trained.folder, copy.folder)

@@ -418,7 +418,7 @@ def published(tmp_path, monkeypatch):
 def test_an_archived_run_is_the_old_or_the_new(disk, replay, published):
     place = archived(published, disk)
     old = read_tree(place)
-    published.metrics_file.write_text('{"step": 1, "valid_loss": 1.5}\n')
+    (published.folder / "bits.json").write_text('{"loss": {"32": 1.5}}\n')
     with Recorder(disk) as recorder:
         archiving.archive(published, disk)
     new = read_tree(place)
