@@ -65,7 +65,8 @@ def run_python(page, text, *, on_a_model):
 
 TINY_RUNS = shlex.split(
     "--set model.n_layer=1 --set model.d_model=16 --set model.n_head=2 --set data.seq_len=16 --set data.vocab_size=300 "
-    "--set data.max_bytes=200000 --set train.steps=3 --set train.eval_rows=4 --set train.sample_every=0"
+    "--set data.max_bytes=200000 --set train.steps=3 --set train.eval_rows=4 --set train.tuning_rows=4 "
+    "--set train.sample_every=0"
 )
 SMALLER = {
     "inspect": ["--set", "vocab_size=256", "-d", "64", "-H", "4", "--set", "max_seq_len=32"],

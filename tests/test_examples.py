@@ -29,7 +29,8 @@ def test_slurm_workers_run_one_command_each(tmp_path, status):
 
 SMALL = shlex.split(
     "--set model.n_layer=1 --set model.d_model=16 --set model.n_head=2 --set data.seq_len=16 --set data.vocab_size=300 "
-    "--set data.max_bytes=200000 --set train.steps=3 --set train.eval_rows=4 --set train.sample_every=0"
+    "--set data.max_bytes=200000 --set train.steps=3 --set train.eval_rows=4 --set train.tuning_rows=4 "
+    "--set train.sample_every=0"
 )
 
 

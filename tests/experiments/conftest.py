@@ -3,6 +3,8 @@ import pytest
 from tests.helpers.tiny_runs import CAUSAL
 
 TINY = {key: value for key, value in CAUSAL.items() if key not in ("train.lr", "train.steps", "train.save_every")}
+TINY["train.tuning_rows"] = 8
+"""The recipes of experiments have 256, whose evaluation would take three quarters of the time."""
 
 
 @pytest.fixture(scope="session")

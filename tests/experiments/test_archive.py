@@ -1,6 +1,7 @@
 """The archive of published runs: small, complete, found by configuration, and enough to write every result again."""
 
 import json
+import re
 import shutil
 from pathlib import Path
 from types import SimpleNamespace
@@ -181,6 +182,17 @@ def test_published_runs_are_small_and_hold_what_later_experiments_ask_for():
         assert {"kurtosis", "attention_entropy", "token_similarity"} <= healthy[-1].keys()
         if Run(folder).config().model.block.mixing != "softmax":
             assert any("gains" in record for record in records), folder.name
+
+
+def test_the_written_results_are_of_the_published_runs():
+    """Not of other runs, nor left from an earlier form: what is there is what `reproduce all` writes."""
+    found = json.loads((RESULTS / "summary.json").read_text())
+    written = (RESULTS / "report.md").read_text()
+    assert int(re.search(r"(\d+) experiments at laptop scale, (\d+) runs", written)[2]) > 100
+    assert found.keys() == EXPERIMENTS.keys()
+    assert any("holds" in one["paper"] for one in found.values())
+    folders = {path.name for path in RESULTS.iterdir() if path.is_dir()}
+    assert folders - {"runs"} <= set(EXPERIMENTS)
 
 
 def test_rates_are_those_that_were_tuned():
