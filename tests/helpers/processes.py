@@ -18,6 +18,14 @@ ROOT = Path(__file__).parents[2]
 ENVIRONMENT = {**os.environ, "OMP_NUM_THREADS": "1", "TOKENIZERS_PARALLELISM": "false"}
 
 
+def holds(condition: Callable[[], object]) -> bool:
+    """Whether it does; not while a process makes and removes the folder that it looks into."""
+    try:
+        return bool(condition())
+    except FileNotFoundError:
+        return False
+
+
 @dataclass
 class Child:
     """A process, and the files of what it prints."""
@@ -66,7 +74,7 @@ class Child:
     def wait_until(self, condition: Callable[[], bool], timeout: float = 600) -> None:
         """Wait for something that the process is to do; fails if it ends before."""
         for number in itertools.count(1):
-            if condition():
+            if holds(condition):
                 return
             time.sleep(0.001)
             if number % 50 == 0:

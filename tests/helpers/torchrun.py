@@ -11,6 +11,7 @@ from pathlib import Path
 import pytest
 
 from skipless.storage.atomic_files import write_json
+from tests.helpers.processes import holds
 
 ROOT = Path(__file__).parents[2]
 PATH = os.pathsep.join([str(Path(__file__).parent / "no_pickle"), str(ROOT)])
@@ -105,7 +106,7 @@ class Launched:
 
     def wait_until(self, condition, timeout: float = 3600) -> None:
         end = time.monotonic() + timeout
-        while not condition():
+        while not holds(condition):
             assert self.process.poll() is None, f"ended with {self.process.returncode} too early:\n{self.text[-4000:]}"
             if time.monotonic() > end:
                 self.close()
