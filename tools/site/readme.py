@@ -186,7 +186,7 @@ def verdicts() -> str:
     there = "is one seed" if seeds == 1 else f"are {seeds} seeds"
     return (
         f"The trainings are not finished: there {there} of most blocks, too few to settle the paper's {total} claims "
-        f"(so far: {words}; those that hold are far from their bounds). The {results} judges each by the runs so far.\n"
+        f"(so far: {words}). The {results} judges each by the runs so far.\n"
     )
 
 
