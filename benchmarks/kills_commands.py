@@ -4,6 +4,7 @@ import json
 import os
 import shutil
 from dataclasses import dataclass
+from hashlib import sha256
 from pathlib import Path
 
 from skipless.storage.atomic_files import STAGING_PREFIX
@@ -426,6 +427,11 @@ class Demo(Command):
 class Family(Command):
     """`skipless family`: now the command itself is killed, now one of its workers."""
 
+    def __init__(self) -> None:
+        super().__init__()
+        self.seen: dict[str, str] = {}
+        """Exported models by their path, and their hashes."""
+
     def arguments(self, place: Place) -> list[str]:
         """Of the command line."""
         folders = ["--runs", str(place.folder / "runs"), "--output", str(place.folder / "family")]
@@ -434,11 +440,14 @@ class Family(Command):
 
     def after_kill(self, place: Place, before: dict[str, int]) -> dict[str, int]:
         """A model that is there is whole, and stays as it is."""
-        reached = super().after_kill(place, {name: step for name, step in before.items() if "family" not in name})
         models = (place.folder / "family").rglob("model.safetensors")
         for path in (path for path in models if STAGING_PREFIX not in str(path)):
             require((path.parent / "README.md").exists(), f"{path.parent} has no card")
-        return reached
+            found = sha256(path.read_bytes()).hexdigest()
+            require(self.seen.setdefault(str(path), found) == found, f"{path} is another model than before the kill")
+        gone = [path for path in self.seen if path.startswith(f"{place.folder}/") and not Path(path).exists()]
+        require(not gone, f"exported models are gone: {gone}")
+        return super().after_kill(place, before)
 
     def compare(self, place: Place, reference: Path) -> None:
         """Raise where the end is not that of the reference."""

@@ -40,7 +40,10 @@ def plot_maps(maps: Maps, outliers: Outliers, path: Path | IO[bytes]) -> None:
     below = 3.2
     height = side * len(layers) + below + 1.0
     if max(width, height) * DPI > LONGEST_SIDE or width * height * DPI**2 > MOST_PIXELS:
-        raise UserError(f"{len(layers)} layers of {heads} heads are too many to draw: --json has every number")
+        raise UserError(
+            f"{len(layers)} layers of {heads} heads are too many to draw; `skipless inspect RUN --attention TEXT "
+            "--json` has every number"
+        )
     figure = plt.figure(figsize=(width, height), facecolor="none", layout="constrained")
     top, bottom = figure.subfigures(2, 1, height_ratios=[height - below, below])
     for part in (top, bottom):

@@ -144,7 +144,7 @@ def _run(arguments: list[str]) -> int:
         _fail(f"{error.strerror or error}{f': {error.filename}' if error.filename else ''}")
         return STOPPED if error.errno in NOT_OF_THE_INPUT else BAD_INPUT
     except (typer.Abort, KeyboardInterrupt):
-        _fail("stopped; nothing was lost")
+        _fail("stopped")
         return INTERRUPTED
     except Exception as error:
         if hasattr(error, "status"):  # training that stopped by itself or was asked to

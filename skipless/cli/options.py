@@ -56,7 +56,9 @@ SEQ_LEN = typer.Option("--seq-len", help="Tokens in a sequence.", min=1)
 
 SeqLenOption = Annotated[int | None, SEQ_LEN]
 
-BATCH_SIZE = typer.Option("--batch-size", help="Sequences that are processed together.", min=1)
+BATCH_SIZE = typer.Option(
+    "--batch-size", help="Sequences that are processed together: in training, those of a step.", min=1
+)
 
 BatchSizeOption = Annotated[int | None, BATCH_SIZE]
 

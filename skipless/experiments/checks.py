@@ -160,6 +160,9 @@ COARSE: dict[str, tuple[float, ...]] = {
 }
 """The grid that came first, with the paper's warm-up: steps of 2 (whole numbers), and mostly of √2 between them."""
 
+SHORTER: dict[str, dict[str, Any]] = {"books": {"train.steps": 500}, "encoder": {"train.tokens": 2_000_000}}
+"""A quarter of the training: what costs most is tuned on that."""
+
 SHORT = "decoder, the paper's warm-up"
 
 
@@ -167,7 +170,7 @@ def _rate_configs(scale: Scale) -> Configs:
     if scale.is_paper:  # there the rates are the paper's
         return {}
     tuned = {
-        label(block, kind, position): scale.run(kind, block, {"train.lr": rate(position)})
+        label(block, kind, position): scale.run(kind, block, {**SHORTER.get(kind, {}), "train.lr": rate(position)})
         for kind, blocks in RATES.items()
         for block, positions in blocks.items()
         for position in positions
@@ -187,7 +190,7 @@ def _rate_plots(scale: Scale, evidence: Evidence) -> list[Plot]:
         swept_plot(
             evidence,
             key,
-            f"Loss over the learning rate: {kind}",
+            f"Loss over the learning rate: {kind}" + (", a quarter of the training" if kind in SHORTER else ""),
             "peak learning rate",
             {block: {rate(p): label(block, kind, p) for p in positions} for block, positions in blocks.items()},
             log_x=True,

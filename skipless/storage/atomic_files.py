@@ -30,16 +30,27 @@ class DiskFull(UserError):
 
     status = 3
 
+    def __init__(self, message: str, reason: str = "the disk is full") -> None:
+        super().__init__(message)
+        self.reason = reason
+
 
 @contextmanager
 def no_room_said(what: str) -> Iterator[None]:
-    """A block in which an OSError of a full disk becomes a `DiskFull` that says what there was no room for."""
+    """A block in which an OSError of a full disk becomes a `DiskFull` that says what there was no room for.
+
+    Where such blocks are nested, the outermost has the word: what is inside it may be staged under a name that nobody
+    has ever seen.
+    """
     try:
         yield
+    except DiskFull as inner:
+        raise DiskFull(f"no room for {what}: {inner.reason}", inner.reason) from inner
     except OSError as error:
         if error.errno not in NO_ROOM:
             raise
-        raise DiskFull(f"no room for {what}: {error.strerror}") from error
+        reason = error.strerror or os.strerror(error.errno)
+        raise DiskFull(f"no room for {what}: {reason}", reason) from error
 
 
 class FolderLost(UserError):

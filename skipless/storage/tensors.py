@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Any
 
 import torch
-from safetensors import SafetensorError
 from torch import Tensor
 
 from skipless.errors import UserError
@@ -46,10 +45,15 @@ NamedTensors = Mapping[str, Tensor]
 
 @contextmanager
 def io_errors_said() -> Iterator[None]:
-    """A block in which what the system said to the safetensors library becomes an OSError."""
+    """A block in which what the system said to a library written in Rust becomes an OSError.
+
+    Those of Hugging Face raise their own kinds for it: safetensors a SafetensorError, tokenizers a bare Exception.
+    """
     try:
         yield
-    except SafetensorError as error:
+    except (OSError, UserError):
+        raise
+    except Exception as error:
         number = re.search(r"\(os error (\d+)\)", str(error))
         if number is None:
             raise

@@ -61,7 +61,7 @@ class Child:
             self.wait_until(condition)
             self.send(signal.SIGSTOP)
             self.wait_until(self._stands_still)
-            if condition():
+            if holds(condition):
                 return
             self.send(signal.SIGCONT)
 

@@ -4,9 +4,11 @@ import os
 import resource
 import signal
 import stat
+from contextlib import contextmanager
 
 import pytest
 
+from skipless.data.tokenizer import train
 from skipless.interop.export import export_model
 from skipless.nn.model import CausalLM
 from skipless.storage.atomic_files import STAGING_PREFIX, DiskFull, staged_folder
@@ -67,16 +69,37 @@ def test_modes_of_a_saved_model_follow_the_umask(tmp_path, model, mask):
     assert modes == dict.fromkeys(("config.json", "model.safetensors"), 0o666 & ~mask)
 
 
+@contextmanager
+def files_up_to(size):
+    """Files that would be larger cannot be written."""
+    before = resource.getrlimit(resource.RLIMIT_FSIZE)
+    resource.setrlimit(resource.RLIMIT_FSIZE, (size, before[1]))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+
+
 @pytest.mark.parametrize("to", ["safetensors", "hf", "onnx"])
 @pytest.mark.parametrize("room", [1 << 10, 4 << 10, 16 << 10])
 def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path, to, room):
     """Whichever library it is that writes the file which does not fit."""
     model = CausalLM(tiny("python", {"model.d_model": 64, "data.vocab_size": 400}).model)
-    before = resource.getrlimit(resource.RLIMIT_FSIZE)
-    resource.setrlimit(resource.RLIMIT_FSIZE, (room, before[1]))
-    try:
-        with pytest.raises(DiskFull, match=r"no room for the export '.*out': File too large"):
-            export_model(model, to, tmp_path / "out")
-    finally:
-        resource.setrlimit(resource.RLIMIT_FSIZE, before)
+    with files_up_to(room), pytest.raises(DiskFull, match=r"no room for the export '.*out': File too large"):
+        export_model(model, to, tmp_path / "out")
     assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("to", ["safetensors", "hf"])
+def test_a_tokeniser_that_does_not_fit_is_said(tmp_path, to):
+    """It is written last, and by a library of its own."""
+    model = CausalLM(tiny("python").model)
+    text = " ".join(f"{number:x}" for number in range(5000))
+    model.tokenizer = train("bpe", lambda: iter([text]), vocab_size=20_000)
+    whole = export_model(model, to, tmp_path / "whole")
+    sizes = {path.name: path.stat().st_size for path in whole.rglob("*") if path.is_file()}
+    largest = sizes.pop("tokenizer.json")
+    assert max(sizes.values()) < largest - 1, "the tokeniser's file has to be the largest for this test"
+    with files_up_to(largest - 1), pytest.raises(DiskFull, match=r"no room for the export '.*out': File too large"):
+        export_model(model, to, tmp_path / "out")
+    assert list(tmp_path.iterdir()) == [whole]

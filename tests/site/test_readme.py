@@ -4,10 +4,13 @@ import csv
 import io
 import json
 import re
+from dataclasses import replace
 
 import pytest
 
 from skipless import BLOCKS
+from skipless.experiments.evidence import Evidence
+from skipless.experiments.outcome import Verdict
 from skipless.experiments.report.draw import to_csv
 from tools.site import readme, speeds
 
@@ -60,15 +63,50 @@ def test_the_tables_name_what_there_is():
 
 
 @pytest.mark.parametrize(
-    ("seeds", "said"), [(1, "there is one seed of"), (2, "there are 2 seeds of"), (3, "over 3 seeds: 9")]
+    ("seeds", "waiting", "said"),
+    [
+        (0, 13, "13 of the paper's 13 claims have no runs yet ("),
+        (1, 2, "2 of the paper's 13 claims have no runs yet, and most of the others rest on one seed, too few"),
+        (2, 0, "most of the paper's 13 claims rest on 2 seeds, too few"),
+        (3, 2, "2 of the paper's 13 claims have no runs yet ("),
+        (3, 0, "Of the paper's 13 claims, most of them over 3 seeds: 9 hold, 4 not decidable."),
+    ],
 )
-def test_few_seeds_are_said_to_be_few(monkeypatch, tmp_path, seeds, said):
-    facts = tmp_path / "readme.json"
-    facts.write_text(json.dumps({"claims": {"seeds": seeds, "verdicts": {"holds": 9, "not decidable": 4}}}))
-    monkeypatch.setattr(readme, "FACTS", facts)
+def test_how_far_the_trainings_are_is_said(monkeypatch, tmp_path, seeds, waiting, said):
+    facts = {"seeds": seeds, "waiting": waiting, "verdicts": {"holds": 9, "not decidable": 4}}
+    (tmp_path / "readme.json").write_text(json.dumps({"claims": facts}))
+    monkeypatch.setattr(readme, "FACTS", tmp_path / "readme.json")
     assert said in readme.verdicts()
-    assert "13 claims" in readme.verdicts()
-    assert ("too few to settle" in readme.verdicts()) == (seeds < 3)
+    assert ("not finished" in readme.verdicts()) == (seeds < 3 or waiting > 0)
+
+
+def test_what_is_said_of_the_claims_is_what_the_archive_says():
+    assert readme.claims() == json.loads(readme.FACTS.read_text())["claims"], "run `make readme`"
+
+
+def test_rounds_of_a_measurement_are_no_seeds(monkeypatch):
+    """Nor does a claim without runs have any."""
+    said = [
+        Verdict("in run time", "", "holds", "", {"seeds": 9.0}, seed="round"),
+        Verdict("matches", "", "not decidable", "", {"seeds": 2.0}),
+        Verdict("matches, too", "", "not decidable", "", {"seeds": 1.0}),
+        Verdict("not trained", "", "not decidable", ""),
+    ]
+    finding = replace(next(iter(readme.findings().values())), verdicts=tuple(said), own=False)
+    monkeypatch.setattr(readme, "findings", lambda: {"one": finding})
+    assert readme.claims() == {"seeds": 1, "waiting": 1, "verdicts": {"holds": 1, "not decidable": 3}}
+
+
+def test_a_block_with_one_seed_among_others_with_more_says_so():
+    found = readme.evidence()
+    one = Evidence({name: dict(list(of.items())[:1]) for name, of in found.histories.items()}, found.timings)
+    assert "| loss (one seed) |" in readme.blocks(one)
+    twice = {name: of | {7: next(iter(of.values()))} if name != "sas-p" else of for name, of in one.histories.items()}
+    row = next(
+        line for line in readme.blocks(Evidence(twice, one.timings)).splitlines() if line.startswith("| `sas-p` ")
+    )
+    assert row.endswith("(one seed) |")
+    assert "| loss |" in readme.blocks(Evidence(twice, one.timings))
 
 
 def test_runs_that_it_does_not_name_change_nothing(monkeypatch, tmp_path):

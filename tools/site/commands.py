@@ -58,4 +58,5 @@ def _row(option: Any) -> str:
     names = ", ".join(f"`{name}`" for name in (*option.opts, *option.secondary_opts))
     default = option.default
     silent = default is None or default is False or default == () or callable(default) or option.is_flag
+    silent = silent or option.show_default is False  # the text has it
     return f"| {names} | {_line(option.help)}{'' if silent else f' (default: {default})'} |"

@@ -1,7 +1,8 @@
 """The figures and tables of the README, written from the files that they come from.
 
 `python -m tools.site readme` takes every run that the archive has by then, names them in docs/figures/readme.json, and
-writes what stands between the marks of the README. A test does the same from the named runs and compares.
+writes what stands between the marks of the README. A test does the same from the named runs and compares; what the README
+says of the claims, which are about every run, it compares with the archive.
 """
 
 import json
@@ -25,7 +26,7 @@ from skipless.experiments.report.draw import draw, to_csv
 from skipless.experiments.report.series import loss_plot
 from skipless.experiments.report.verdicts import is_own
 from tools.site import DOCS, ROOT, speeds
-from tools.site.findings import LAPTOP, SEEDS, decoders, findings
+from tools.site.findings import LAPTOP, SEEDS, decoders, findings, is_judged
 from tools.site.gallery import paper_size
 from tools.site.markdown import table
 
@@ -129,11 +130,11 @@ def _share(block: str, like: ModelConfig) -> float:
 
 def blocks(found: Evidence) -> str:
     """What each block leaves out, what it costs, what came out."""
+    alone = all(len(found.by_seed((name, "pre-ln"))) <= 1 for name in BLOCKS)
     rows = [
-        [f"`{name}`", _without(name), _parameters(name), _speed(name), _loss(name, found)]
-        for name, block in BLOCKS.items()
+        [f"`{name}`", _without(name), _parameters(name), _speed(name), _loss(name, found, told=alone)]
+        for name in BLOCKS
     ]
-    alone = all(len(found.finished(name)) <= 1 for name in BLOCKS)
     return table(["block", "leaves out", "parameters", "speed", "loss (one seed)" if alone else "loss"], rows)
 
 
@@ -155,7 +156,8 @@ def _speed(name: str) -> str:
     return "1" if name == "pre-ln" else f"{found.text} ×" if found else "not measured"
 
 
-def _loss(name: str, found: Evidence) -> str:
+def _loss(name: str, found: Evidence, *, told: bool) -> str:
+    """What came out; where a block has one seed and others have more (not `told` in the heading), it says so."""
     if name == "pre-ln":
         return f"{statistics.fmean(one.valid_loss for one in found.finished(name).values()):.3f}"
     if name not in EXPERIMENTS["fig5"].configs(LAPTOP):
@@ -165,29 +167,35 @@ def _loss(name: str, found: Evidence) -> str:
         return "not trained yet"
     values = [relative(name, "pre-ln")(row) for row in rows.values()]
     mean, low, high = interval(values, 0.0)
-    spread = f" ({low:+.1%} to {high:+.1%}, {len(values)} seeds)" if len(values) > 1 else ""
+    spread = f" ({low:+.1%} to {high:+.1%}, {len(values)} seeds)" if len(values) > 1 else "" if told else " (one seed)"
     return f"{mean:+.1%}{spread}".replace("-", "−")
 
 
 def claims() -> dict[str, Any]:
-    """How the paper's claims stand by the archive, and over how many seeds."""
+    """How the paper's claims stand by the archive, for how many there is nothing yet, and the seeds behind the others.
+
+    A claim about run time has rounds of a measurement, which are no seeds.
+    """
     found = [one for finding in findings().values() for one in finding.verdicts if not is_own(finding, one)]
-    seeds = max(int(one.numbers.get("seeds") or 0) for one in found)
-    return {"seeds": seeds, "verdicts": count(found)}
+    seeds = [int(one.numbers["seeds"]) for one in found if one.seed == "seed" and is_judged(one)]
+    waiting = sum(not is_judged(one) for one in found)
+    return {"seeds": statistics.median_low(seeds or [0]), "waiting": waiting, "verdicts": count(found)}
 
 
 def verdicts() -> str:
     """The sentence on the paper's claims."""
     kept = json.loads(FACTS.read_text(encoding="utf-8"))["claims"]
-    total, seeds, words = sum(kept["verdicts"].values()), kept["seeds"], in_words(kept["verdicts"])
-    results = "[page of results](docs/results/report.md)"
-    if seeds >= SEEDS:
-        return f"Of the paper's {total} claims, over {seeds} seeds: {words}. The {results} has each of them.\n"
-    there = "is one seed" if seeds == 1 else f"are {seeds} seeds"
-    return (
-        f"The trainings are not finished: there {there} of most blocks, too few to settle the paper's {total} claims "
-        f"(so far: {words}). The {results} judges each by the runs so far.\n"
-    )
+    total, seeds, waiting = sum(kept["verdicts"].values()), kept["seeds"], kept["waiting"]
+    words, results = in_words(kept["verdicts"]), "[page of results](docs/results/report.md)"
+    if seeds >= SEEDS and not waiting:
+        return f"Of the paper's {total} claims, most of them over {seeds} seeds: {words}. The {results} has each.\n"
+    count_of_seeds = "one seed" if seeds == 1 else f"{seeds} seeds"
+    few = f", and most of the others rest on {count_of_seeds}, too few to settle them" if seeds < SEEDS else ""
+    if waiting:
+        state = f"{waiting} of the paper's {total} claims have no runs yet{few}"
+    else:
+        state = f"most of the paper's {total} claims rest on {count_of_seeds}, too few to settle them"
+    return f"The trainings are not finished: {state} (so far: {words}). The {results} judges each claim by the runs so far.\n"
 
 
 def speed_table() -> str:
