@@ -29,6 +29,9 @@ SCALES: dict[str, dict[str, str]] = {
 }
 """The recipe of each kind of run that the experiments need."""
 
+BUDGETS = ("train.steps", "train.tokens", "train.minutes")
+"""Keys of which a run has exactly one."""
+
 
 @dataclass(frozen=True)
 class Protocol:
@@ -80,11 +83,11 @@ class Scale:
     def run(self, kind: str, block: str, changes: Mapping[str, Any] | None = None) -> RunConfig:
         """A run of a kind with a block, and with keys changed by their dotted names."""
         cfg = recipe(SCALES[self.name][kind], block, self.rates)
-        changed = {**(changes or {}), **self.changes}
-        budgets = ("train.steps", "train.tokens", "train.minutes")
-        if any(budget in changed for budget in budgets):  # it takes the place of the recipe's, whichever that is
-            changed = {**dict.fromkeys(budgets), **changed}
-        return cfg.override(changed)
+        for changed in (changes or {}, self.changes):
+            if any(budget in changed for budget in BUDGETS):  # it takes the place of an earlier one, whichever that is
+                changed = {**dict.fromkeys(BUDGETS), **changed}
+            cfg = cfg.override(changed)
+        return cfg
 
     def rate_of(self, kind: str, block: str) -> str | None:
         """Where the learning rate of a block comes from, if it was tuned for just this block."""

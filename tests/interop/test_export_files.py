@@ -94,8 +94,8 @@ def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path, to, room):
 def test_a_tokeniser_that_does_not_fit_is_said(tmp_path, to):
     """It is written last, and by a library of its own."""
     model = CausalLM(tiny("python").model)
-    text = " ".join(f"{number:x}" for number in range(5000))
-    model.tokenizer = train("bpe", lambda: iter([text]), vocab_size=20_000)
+    text = " ".join(f"{number:x}" for number in range(30_000))
+    model.tokenizer = train("bpe", lambda: iter([text]), vocab_size=60_000)
     whole = export_model(model, to, tmp_path / "whole")
     sizes = {path.name: path.stat().st_size for path in whole.rglob("*") if path.is_file()}
     largest = sizes.pop("tokenizer.json")

@@ -1,8 +1,8 @@
 """The figures and tables of the README, written from the files that they come from.
 
 `python -m tools.site readme` takes every run that the archive has by then, names them in docs/figures/readme.json, and
-writes what stands between the marks of the README. A test does the same from the named runs and compares; what the README
-says of the claims, which are about every run, it compares with the archive.
+writes what stands between the marks of the README. A test does the same from the named runs and compares; what the
+README says of the claims, which are about every run, it compares with the archive.
 """
 
 import json
@@ -190,12 +190,13 @@ def verdicts() -> str:
     if seeds >= SEEDS and not waiting:
         return f"Of the paper's {total} claims, most of them over {seeds} seeds: {words}. The {results} has each.\n"
     count_of_seeds = "one seed" if seeds == 1 else f"{seeds} seeds"
-    few = f", and most of the others rest on {count_of_seeds}, too few to settle them" if seeds < SEEDS else ""
+    few = f", and most of the others rest on {count_of_seeds}, too few to settle them" if 0 < seeds < SEEDS else ""
     if waiting:
         state = f"{waiting} of the paper's {total} claims have no runs yet{few}"
     else:
         state = f"most of the paper's {total} claims rest on {count_of_seeds}, too few to settle them"
-    return f"The trainings are not finished: {state} (so far: {words}). The {results} judges each claim by the runs so far.\n"
+    judged = f"The {results} judges each claim by the runs so far."
+    return f"The trainings are not finished: {state} (so far: {words}). {judged}\n"
 
 
 def speed_table() -> str:
