@@ -277,6 +277,15 @@ def test_cost_follows_the_budget():
     assert cost(cfg.override({"train.steps": None, "train.minutes": 2.0}), 1e9) == 120
 
 
+@pytest.mark.parametrize("budget", ["train.steps", "train.tokens", "train.minutes"])
+@pytest.mark.parametrize("own", [None, {"train.tokens": 5000}, {"train.steps": 7, "train.lr": 1e-3}])
+def test_a_budget_that_is_given_takes_the_place_of_every_other(budget, own):
+    """Of the recipe's and of the one that the experiment sets for a kind of run."""
+    train = Scale("laptop", None, {budget: 12}).run("encoder", "sas", own).train
+    given = {"train.steps": train.steps, "train.tokens": train.tokens, "train.minutes": train.minutes}
+    assert {key: value for key, value in given.items() if value is not None} == {budget: 12}
+
+
 def test_a_run_is_found_by_its_configuration(tmp_path, source, cache_dir):
     cfg = tiny(source, {"train.steps": 4})
     train(cfg, tmp_path / "any name", trackers=[], cache_dir=cache_dir)

@@ -93,7 +93,7 @@ def test_a_disk_that_is_full_is_said_and_leaves_nothing(tmp_path, to, room):
 @pytest.mark.parametrize("to", ["safetensors", "hf"])
 def test_a_tokeniser_that_does_not_fit_is_said(tmp_path, to):
     """It is written last, and by a library of its own."""
-    model = CausalLM(tiny("python").model)
+    model = CausalLM(tiny("python", {"model.d_model": 16, "model.vocab_size": 1000}).model)
     text = " ".join(f"{number:x}" for number in range(30_000))
     model.tokenizer = train("bpe", lambda: iter([text]), vocab_size=60_000)
     whole = export_model(model, to, tmp_path / "whole")
