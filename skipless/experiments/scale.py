@@ -84,9 +84,9 @@ class Scale:
         """A run of a kind with a block, and with keys changed by their dotted names."""
         cfg = recipe(SCALES[self.name][kind], block, self.rates)
         for changed in (changes or {}, self.changes):
-            if any(budget in changed for budget in BUDGETS):  # it takes the place of an earlier one, whichever that is
-                changed = {**dict.fromkeys(BUDGETS), **changed}
-            cfg = cfg.override(changed)
+            has_budget = any(budget in changed for budget in BUDGETS)
+            cleared = dict.fromkeys(BUDGETS) if has_budget else {}  # an earlier budget, whichever that is
+            cfg = cfg.override({**cleared, **changed})
         return cfg
 
     def rate_of(self, kind: str, block: str) -> str | None:
