@@ -1,4 +1,4 @@
-"""What a plugin imports: `part` and `block`, which make parts of your own known, and what these are built from.
+"""The plugin API: `part` and `block` register your own parts and blocks; the rest is what you build them from.
 
     from skipless.parts import Settings, part
 

@@ -116,6 +116,7 @@ def folder(tmp_path, monkeypatch):
     monkeypatch.chdir(tmp_path)
     monkeypatch.setenv("SKIPLESS_CACHE", str(tmp_path / "cache"))
     (tmp_path / "examples").symlink_to(ROOT / "examples")
+    (tmp_path / "my_parts.py").write_text(next(code for code in blocks_of("python") if "@part" in code))
     (tmp_path / "docs" / "results").mkdir(parents=True)  # commands write beside the published runs
     (tmp_path / "docs" / "results" / "runs").symlink_to(ROOT / "docs" / "results" / "runs")
     (tmp_path / "src").mkdir()
@@ -154,7 +155,8 @@ def made_smaller(command):
 
 
 def test_readme_python_runs():
-    assert run_python("README.md", README, on_a_model=False) == 1
+    with no_plugins():
+        assert run_python("README.md", README, on_a_model=False) == 2
 
 
 @pytest.mark.parametrize("page", RUN)

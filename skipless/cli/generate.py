@@ -107,7 +107,7 @@ def _open(run: str, runs: Path, checkpoint: str, device: str) -> "Decodes":
     found = find_model(run, runs)
     model = load(found, checkpoint=checkpoint)
     if isinstance(model, OnnxCausalLM):
-        return model.to("cpu" if device == "auto" else device)
+        return model.to("cpu" if device == "auto" else pick_device(device))
     place = pick_device(device)
     if not isinstance(model, CausalLM):
         kind = "masked model" if isinstance(model, MaskedLM) else "classifier"

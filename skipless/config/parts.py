@@ -1,8 +1,8 @@
-"""The parts that blocks, models and trainings are made with, by kind and name: ours, and those that plugins add.
+"""The registry of the parts that blocks, models and training runs are made with: built-in ones, and those of plugins.
 
-A part that is ours is a name here, and what makes it stands beside the equations (`nn.layers.NORMS` and the like). A
-part of somebody's own brings what makes it, and may have settings: in a configuration it is its name, or a mapping such
-as `{name: dyt, alpha: 0.5}`. So the configuration of a run names every part and everything that was set of it.
+Built-in parts are listed here by name only; their constructors are next to the equations (`nn.layers.NORMS` and the
+like). User-defined parts bring their own constructor and may have settings: in a configuration such a part is its name,
+or a mapping such as `{name: dyt, alpha: 0.5}`. So the configuration of a run names every part and all of its settings.
 """
 
 from collections.abc import Callable, Iterable

@@ -1,7 +1,7 @@
 """What processes say to each other besides weights and gradients: numbers and JSON.
 
-Nothing is pickled (PyTorch's own object collectives would). Every method that talks has to be called by every process
-at the same point; its docstring says so with "all".
+Nothing is pickled (PyTorch's own object collectives would). Methods whose docstrings begin with "Collective" must be
+called by every process at the same point.
 """
 
 import json

@@ -17,7 +17,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from skipless.nn.model import CausalLM, MaskedLM
-    from skipless.storage.checkpoint import Checkpoint
+    from skipless.storage.checkpoint_format import Checkpoint
 
     Model = CausalLM | MaskedLM
 

@@ -3,11 +3,11 @@
 `join` gives a process its `Group`: `Group` itself for one process alone, `DDPGroup` (DDP) or `FSDPGroup` (FSDP2) for
 many. The rest of the library asks the group and does not know which one it has.
 
-Global means global: the sequences of a step, their number and the mean over their tokens do not depend on the number of
-processes, which only share them. Nothing is pickled: what processes say to each other besides weights and gradients are
-numbers and JSON (PyTorch's own object collectives would pickle).
+A step does not depend on the number of processes: its sequences, their count and the mean over their tokens are the
+same; the processes only divide the work. Nothing is pickled: what processes say to each other besides weights and
+gradients are numbers and JSON (PyTorch's own object collectives would pickle).
 
-Every method that talks has to be called by every process at the same point; its docstring begins with "Collective".
+Methods whose docstrings begin with "Collective" must be called by every process at the same point.
 """
 
 import gc
@@ -30,7 +30,7 @@ if TYPE_CHECKING:
     from torch.distributed import Store
 
     from skipless.nn.model import CausalLM, MaskedLM
-    from skipless.storage.checkpoint import Checkpoint
+    from skipless.storage.checkpoint_format import Checkpoint
 
     Model = CausalLM | MaskedLM
 

@@ -6,8 +6,8 @@
     glue.json               what fine-tuning gave, where there was any; glue-from-scratch.json of a random encoder
     bits.json               what low bits cost, where that was measured
 
-What is published stays: a run of the same configuration that was trained again, for its weights or on another machine,
-adds what the first lacks and replaces nothing that was measured while training. So its GLUE or its bits may be of that
+Published measurements are never overwritten: if a configuration is trained again, for its weights or on another
+machine, only what was missing is added. So its GLUE or its bits may be of that
 second training, which ended within the noise of the first. To publish another one, remove the folder first.
 
 No weights, no path, no command line. Whatever reads a run's folder reads one of these: experiments are judged, drawn

@@ -1,4 +1,4 @@
-"""More blocks in the experiments of others: wherever a reference is trained, a block of one's own beside it."""
+"""User-defined blocks in the paper's experiments: each is trained wherever the reference is."""
 
 from collections.abc import Mapping
 from dataclasses import dataclass, replace

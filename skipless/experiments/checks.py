@@ -1,7 +1,7 @@
 """Experiments of our own: how strong the baseline is, what the rates were chosen by, how the gap goes with scale.
 
-The paper compares its blocks with Pre-LN at 18 layers of width 768. Of a laptop's models it says nothing, so what they
-are trained with, and whether Pre-LN is given its best, has to be found out: `baseline` and `rates`. `trend` asks how
+The paper compares its blocks with Pre-LN at 18 layers of width 768. It says nothing about a laptop's models, so
+`baseline` and `rates` find the settings of these and check that Pre-LN is as well tuned as the others. `trend` asks how
 much of what comes out belongs to the small scale.
 """
 

@@ -1,7 +1,7 @@
 """The time that a training token takes: every block in turn in one process, archived with the runs.
 
-The clock of a training that shared its cores measures the machine's other work. So what is said of run time is said
-with these figures: tokens times the time of a token, both at the experiment's own size and at the paper's width.
+The wall-clock time of a run that shared its cores measures the machine's other work. So claims about run time use
+these figures: tokens times the time of a token, both at the experiment's own size and at the paper's width.
 """
 
 import statistics

@@ -1,7 +1,7 @@
 """The paper's two block layouts. Each of its blocks is one of these with other parts (`skipless.BLOCKS`).
 
 This is the plain form. `nn/kernels` has a faster version of each forward, for full precision on a CPU, which is used
-where nobody compiles, hooks or replaces a module; the tests require the two to be equal, outputs and gradients.
+unless a module is compiled, hooked or replaced; the tests require the two to be equal, outputs and gradients.
 
 Shapes: B batch, T tokens, d width.
 """

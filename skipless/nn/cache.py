@@ -1,4 +1,4 @@
-"""What decoding remembers. A layer's cache stands in the place of its mask: A·V and C·V over all tokens so far.
+"""The cache of decoding. A layer's is passed instead of its mask, and computes A·V and C·V over all tokens so far.
 
     cache = model.new_cache(batch_size=2, max_len=512)
     logits = model(prompt, cache=cache)          # (2, T, V)
@@ -8,7 +8,7 @@
 | --- | --- | --- |
 | `kv` | keys and values | 2·d |
 | `kx` | keys and inputs: where W^V is the identity, the values are the inputs | 2·d |
-| `x` | inputs alone: W^K is absorbed into the query, W^V applied after the mixing | d |
+| `x` | inputs only: W^K is absorbed into the query, W^V applied after the mixing | d |
 
 and, for shaped attention, the sum of the values so far (one vector a layer), from which C·V follows.
 

@@ -7,7 +7,7 @@ everything that depends on the mask lives here, twice:
 - fast: `attend` is A·V through PyTorch's fused attention and `mean` is C·V in O(T·d). Neither makes a (T, T) matrix;
   where fused attention has to be given the mask itself, at most 256 rows of it are made at a time.
 
-Blocks ask a mask for `attend` and `mean` alone (`MaskLike`), so a cache can stand in its place.
+A mixing needs only what `MaskLike` names, `attend` and `mean` above all, so a cache can be passed instead of a mask.
 
 Shapes: B batch, H heads, T tokens, D width of a head; t queries over S keys where only the last rows of M are wanted. A
 leading 1 stands for "the same for all".

@@ -4,9 +4,9 @@
     v-skipinit   α·I + β·A            (eq. 4)
     shaped       α·I + β·A − γ·C      (eq. 5)
 
-with A = softmax(Q Kᵀ/√D + M), and C = softmax(M) the same without queries and keys. Applied to values V, each matrix is
-α·V + β·(A V) − γ·(C V): the fast form is PyTorch's fused attention and a mean (`forward`), the explicit form builds the
-(B, H, T, T) matrix (`matrix`, `explicit`). They are equal, and tested to be.
+with A = softmax(Q Kᵀ/√D + M), and C = softmax(M) the same without queries and keys. Applied to values V, the last is
+α·V + β·(A V) − γ·(C V), and the others lack some of its terms. The fast form is PyTorch's fused attention and a mean
+(`forward`), the explicit form builds the (B, H, T, T) matrix (`matrix`, `explicit`). Tests check that the two agree.
 
 Shapes: B batch, H heads, T tokens, D width of a head.
 """

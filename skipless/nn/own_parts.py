@@ -1,4 +1,4 @@
-"""Parts of somebody's own: made from a configuration, tried once, initialised by themselves.
+"""User-defined parts: built from a configuration, checked with one trial call, responsible for their initialisation.
 
 | kind | made of | called with | gives |
 | --- | --- | --- | --- |

@@ -17,7 +17,7 @@ from skipless.runs.exports import is_export, load_export
 from skipless.runs.run import CLASSIFIER, Run, choose_checkpoint, find_run, is_classifier
 from skipless.runs.weights import with_tokenizer, with_weights
 from skipless.runtime.model import OnnxCausalLM
-from skipless.storage.checkpoint import AVERAGE, Checkpoint
+from skipless.storage.checkpoint_format import AVERAGE, Checkpoint
 from skipless.storage.checkpoints import Checkpoints
 
 MODELS: dict[str, type[CausalLM] | type[MaskedLM]] = {"causal": CausalLM, "masked": MaskedLM}

@@ -26,7 +26,7 @@ from skipless.config.run import RunConfig
 from skipless.data import Tokenizer
 from skipless.errors import UserError, did_you_mean
 from skipless.storage.atomic_files import leftovers, sweep
-from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoint_format import Checkpoint
 from skipless.storage.checkpoints import Checkpoints
 from skipless.storage.json_files import are_numbers, read_json_lines
 from skipless.storage.save_group import SaveGroup

@@ -1,4 +1,4 @@
-"""Models with the weights of a file: checked against the configuration before there is memory for them."""
+"""Models with the weights of a file: checked against the configuration before memory is allocated."""
 
 from collections.abc import Callable, Mapping
 from pathlib import Path

@@ -8,8 +8,8 @@
 The file stands by itself: it can be copied to where neither PyTorch nor this package is. With `tokenizers` installed it
 also writes text, `python decoder.py exported "def main("`.
 
-What a layer remembers lies in buffers that are input and output at once, so that a token is added to them and nothing
-is copied. They have more places than are taken, and are made longer when they are full.
+Each layer's cache is a buffer that is input and output at once, so that tokens are appended without copying. Buffers
+are longer than needed, and grow when they are full.
 """
 
 import json

@@ -4,8 +4,8 @@ A checkpoint is staged, synced to disk and renamed (`staged_folder` in atomic_fi
 of one. Damage that comes later is found by the hashes, and `Checkpoints.latest_valid` then falls back to an older one.
 
 Saving a step that is already there sets the old folder aside as `.old-step-<n>`, renames the new one into place, and
-only then removes the old. A crash between the renames leaves the set-aside folder, which stands for its step for as
-long as there is no other.
+only then removes the old. A crash between the renames leaves the set-aside folder, which serves as
+that step's checkpoint until a new one is saved.
 """
 
 import re
@@ -28,7 +28,7 @@ from skipless.storage.atomic_files import (
     sweep,
     write_text,
 )
-from skipless.storage.checkpoint import ASIDE, FOLDER, About, Checkpoint, fill, open_checkpoint, render_state
+from skipless.storage.checkpoint_format import ASIDE, FOLDER, About, Checkpoint, fill, open_checkpoint, render_state
 from skipless.storage.manifest import Damaged, FileEntry, Manifest, Unreadable, unreadable
 from skipless.storage.save_group import SaveGroup, SingleProcess
 from skipless.storage.tensors import TENSORS, NamedTensors, write_tensors

@@ -1,4 +1,4 @@
-"""Every hash that says whether something stored is still what it was: SHA-256, in hexadecimal."""
+"""SHA-256 hashes, in hexadecimal, by which a change of stored data is detected."""
 
 import hashlib
 import json

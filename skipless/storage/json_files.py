@@ -1,4 +1,4 @@
-"""Files of JSON lines, whoever wrote them: a row that is not as it should be is named and passed over."""
+"""JSON Lines files from any source: malformed rows are reported and skipped."""
 
 import gzip
 import json

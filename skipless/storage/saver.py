@@ -9,7 +9,7 @@ from typing import Any, Self
 import torch
 from torch import Tensor
 
-from skipless.storage.checkpoint import render_state
+from skipless.storage.checkpoint_format import render_state
 from skipless.storage.checkpoints import Checkpoints
 from skipless.storage.tensors import NamedTensors
 

@@ -18,7 +18,7 @@ from skipless.data.tokenizer import Tokenizer
 from skipless.distributed import devices
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
-from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoint_format import Checkpoint
 from skipless.tasks.task_rows import TaskRows, by_length, epoch_batches
 from skipless.training.state import foreign_state_said, restored_counters
 from skipless.training.stopping import NonFinite

@@ -1,8 +1,8 @@
 """What decodes beside our models: each case reads a prompt and writes so many tokens, greedily where that can be asked.
 
 Others' models are GPT-2s of the same size with random weights: Hugging Face's, llama.cpp's (`llama-cpp-python` and
-`gguf`) and CTranslate2's, each only where it is installed. llama.cpp is given the tokens that follow and picks none, so
-what it is measured by is a little less than what the others do.
+`gguf`) and CTranslate2's, each only where it is installed. llama.cpp is fed tokens that
+were chosen before and picks none, so it is timed on slightly less work than the others.
 """
 
 import json

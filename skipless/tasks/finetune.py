@@ -5,8 +5,8 @@
     runs/<name>/glue/cola-seed-0/              checkpoints of the one in training; removed when it is finished
 
 The baselines have names of their own: `glue-head-only`, `glue-from-scratch`. What a step does follows from the seed,
-the task and the step alone, with dropout drawn from a generator whose state is in the checkpoint; so one that was
-killed ends as if it had not been.
+the task and the step alone, with dropout drawn from a generator whose state is in the checkpoint; so a
+fine-tuning that was interrupted ends like one that was not.
 """
 
 import hashlib

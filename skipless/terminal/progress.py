@@ -1,8 +1,8 @@
 """What a person sees while work is done: a moving line on a terminal, plain lines now and then elsewhere.
 
-That something cannot be shown ends no work: a full disk behind the output, or a terminal that is gone, is said once on
-stderr, and nothing more is shown. Only where a reader has closed the pipe is the BrokenPipeError raised, once, for then
-somebody has seen enough.
+Errors of the display never stop the work: a full disk behind the output, or a terminal that is gone, is reported once
+on stderr, and nothing more is shown. Only a closed pipe raises BrokenPipeError, once, because then the reader has asked
+to stop.
 """
 
 import sys

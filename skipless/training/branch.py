@@ -1,6 +1,6 @@
 """A decay that branches off a run: a checkpoint's weights and place in the data, then a linear decay to zero.
 
-So one long training at the peak rate gives as many finished models as are wanted, each for the steps of its decay.
+So one long run at the peak rate can give any number of finished models, each for the cost of its decay.
 """
 
 from dataclasses import dataclass
@@ -9,7 +9,7 @@ from pathlib import Path
 from skipless.config.run import RunConfig, TrainConfig
 from skipless.errors import UserError
 from skipless.runs import Run, choose_checkpoint, find_run
-from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoint_format import Checkpoint
 from skipless.training.schedule import learning_rate
 
 

@@ -9,7 +9,7 @@ from torch.nn import Parameter
 
 from skipless.distributed.group import Group
 from skipless.errors import UserError
-from skipless.storage.checkpoint import AVERAGE, Checkpoint
+from skipless.storage.checkpoint_format import AVERAGE, Checkpoint
 
 
 class WeightAverage:

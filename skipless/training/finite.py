@@ -1,6 +1,6 @@
 """Where numbers stopped being finite: the first layer, the parameter nearest to the loss.
 
-Each function is called by every process at the same point, for a tensor may be bad in one of them alone.
+Every function is collective, because a tensor may be non-finite on one process only.
 """
 
 from collections.abc import Iterable, Mapping

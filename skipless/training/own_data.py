@@ -1,9 +1,9 @@
-"""Training on user-defined data: a `Dataset` or any iterable of token tensors, in the place of a corpus.
+"""Training on user-defined data: a `Dataset` or any iterable of token tensors, instead of a corpus.
 
 Items of a `Dataset`, or of anything with a length and an index, are drawn in another order each epoch, and which comes
 at a step is a function of the seed and of a counter: such a run resumes bit for bit. An iterable is read in its own
 order, again and again. Resumed, it is read from its beginning and what was used is passed over: the run is the same if
-the iterable gives the same items again, and there is no way to see that from here.
+the iterable gives the same items again, which cannot be verified here.
 """
 
 import hashlib

@@ -1,4 +1,4 @@
-"""The learning rate and the batch of a step, as functions of the share of the budget that is spent."""
+"""Learning rate and batch size of a step, as functions of the progress of a training run, 0 to 1."""
 
 import math
 from collections.abc import Callable

@@ -15,7 +15,7 @@ from torch.optim import Optimizer
 
 from skipless.errors import UserError, first_line
 from skipless.runs import Run
-from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoint_format import Checkpoint
 from skipless.storage.tensors import NamedTensors
 
 Counters = TypeVar("Counters")

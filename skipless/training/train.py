@@ -18,7 +18,7 @@ from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM
 from skipless.runs import Run
 from skipless.storage.atomic_files import BROKEN, folder_lost, make_folder, write_json
-from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoint_format import Checkpoint
 from skipless.storage.checkpoints import Checkpoints
 from skipless.storage.lock import FolderLock
 from skipless.storage.provenance import machine, versions

@@ -23,7 +23,7 @@ from skipless.errors import UserError
 from skipless.nn.layers import WithGains
 from skipless.nn.model import IGNORED, CausalLM, MaskedLM
 from skipless.runs import MODELS
-from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoint_format import Checkpoint
 from skipless.training.observer import Observer
 from skipless.training.recompute import recompute_blocks
 from skipless.training.schedule import batch_rows

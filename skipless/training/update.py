@@ -23,7 +23,7 @@ from skipless.data.counter_rng import mix
 from skipless.distributed.group import Group
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier
-from skipless.storage.checkpoint import AVERAGE, Checkpoint
+from skipless.storage.checkpoint_format import AVERAGE, Checkpoint
 from skipless.training.ema import WeightAverage
 from skipless.training.finite import first_bad_gradient, first_bad_layer, nonfinite
 from skipless.training.optimizers import clip_gradients, make_optimizers, set_lr

@@ -1,6 +1,7 @@
 """ONNX graphs with a cache: equal to PyTorch, whatever the block, the positions, the cache and the batch."""
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -242,6 +243,18 @@ def test_commands_run_a_graph(run_folder, graph_folder, capsys, monkeypatch):
         losses.append(json.loads(capsys.readouterr().out))
     assert losses[1]["loss"] == pytest.approx(losses[0]["loss"], rel=1e-5)
     assert losses[1]["tokens"] == losses[0]["tokens"]
+
+
+@pytest.mark.parametrize(
+    ("device", "reason"), [("gpu", "cannot be used"), ("meta", "runs on the CPU here|cannot be used")]
+)
+@pytest.mark.parametrize("command", ["generate", "evaluate"])
+def test_a_device_on_which_a_graph_cannot_run_is_said(graph_folder, capsys, command, device):
+    prompt = ["--prompt", "def "] if command == "generate" else []
+    assert skipless_command([command, str(graph_folder), *prompt, "--device", device]) == 2
+    said = capsys.readouterr().err
+    assert re.search("cannot be used|runs on the CPU here", said)
+    assert said.count("\n") == 1
 
 
 def test_low_bits_of_a_trained_model(run_folder, tmp_path):

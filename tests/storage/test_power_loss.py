@@ -24,7 +24,7 @@ from skipless.interop.export import export_model
 from skipless.nn.model import CausalLM
 from skipless.runs import Run
 from skipless.storage.atomic_files import make_folder, replaced_folder, staged_file, sweep, write_bytes, write_json
-from skipless.storage.checkpoint import Checkpoint
+from skipless.storage.checkpoint_format import Checkpoint
 from skipless.storage.checkpoints import Checkpoints
 from skipless.storage.journal import Journal
 from skipless.tasks.glue_results import Results

@@ -20,7 +20,7 @@ from skipless.config.model import ModelConfig
 from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.claims import interval, relative
 from skipless.experiments.evidence import Evidence
-from skipless.experiments.outcome import Plot, count, in_words
+from skipless.experiments.outcome import OPEN, Plot, count, in_words
 from skipless.experiments.papers.simplifying.bounds import MATCH
 from skipless.experiments.report.draw import draw, to_csv
 from skipless.experiments.report.series import loss_plot
@@ -105,20 +105,22 @@ def caption(found: Evidence) -> str:
     speed = speeds.of_block("sas-p")
     assert speed is not None
     return (
-        f"**Size and speed**: at the paper's size `sas-p` has {-_share('sas-p', paper_size('pre-ln')):.1%} fewer "
-        f"parameters than `pre-ln`, and two layers of the paper's width train {speed.text} times as fast on two CPU "
-        f"cores ([narrow ones: little gain](docs/notes/performance.md#narrow-models)). **Quality**: the plot shows our "
-        f"own runs, decoders of {model.n_layer} layers and width {model.d_model} on Python code, each block at its "
-        f"best learning rate, {seeds}. After {train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} for "
-        f"`pre-ln` and {ends['sas-p']:.3f} for `sas-p`: {abs(more):.1%} {'higher' if more > 0 else 'lower'}, "
+        f"**Size**: counted at the paper's size, 18 layers of width 768, `sas-p` has "
+        f"{-_share('sas-p', paper_size('pre-ln')):.1%} fewer parameters than `pre-ln`. **Speed**: two layers of that "
+        f"width train {speed.text} times as fast on two CPU cores; at width 64 there is "
+        f"[little gain](docs/notes/performance.md#narrow-models). **Quality**: the plot shows our own runs, decoders "
+        f"of {model.n_layer} layers and width {model.d_model} on Python code, each block at the best of the learning "
+        f"rates that were tried, {seeds}. After {train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} nats a "
+        f"token for `pre-ln` and {ends['sas-p']:.3f} for `sas-p`, {abs(more):.1%} {'higher' if more > 0 else 'lower'}"
         f"{_nearness(abs(more), len(rows))}.\n"
     )
 
 
 def _nearness(apart: float, seeds: int) -> str:
     """How a difference of losses is to be read."""
-    near = f"{'within' if apart <= MATCH else 'beyond'} our tolerance of {MATCH:.0%}"
-    return near + (", but one seed is no evidence" if seeds == 1 else "")
+    if seeds == 1:
+        return ", which with one seed may be chance"
+    return f": {'within' if apart <= MATCH else 'beyond'} the {MATCH:.0%} up to which we say that blocks match"
 
 
 def _share(block: str, like: ModelConfig) -> float:
@@ -135,12 +137,18 @@ def blocks(found: Evidence) -> str:
         [f"`{name}`", _without(name), _parameters(name), _speed(name), _loss(name, found, told=alone)]
         for name in BLOCKS
     ]
-    return table(["block", "leaves out", "parameters", "speed", "loss (one seed)" if alone else "loss"], rows)
+    return table(["block", "against `pre-ln`", "parameters", "speed", "loss (one seed)" if alone else "loss"], rows)
+
+
+STANDARD = {"pre-ln": "the standard block: norms before attention and MLP", "post-ln": "norms after them, as in 2017"}
 
 
 def _without(name: str) -> str:
     """What a block does without; that the first layer has a W^V is told below the table."""
-    return ", ".join(removed(BLOCKS[name])).replace(" (except in layer 1)", "") or "nothing"
+    gone = [part.removesuffix(" (except in layer 1)") for part in removed(BLOCKS[name])]
+    beside = "sequential sub-blocks" in gone
+    without = "no " + ", ".join(part for part in gone if part != "sequential sub-blocks")
+    return STANDARD.get(name) or ("attention and MLP side by side; " if beside else "") + without
 
 
 def _parameters(name: str) -> str:
@@ -153,7 +161,7 @@ def _parameters(name: str) -> str:
 
 def _speed(name: str) -> str:
     found = speeds.of_block(name)
-    return "1" if name == "pre-ln" else f"{found.text} ×" if found else "not measured"
+    return "1" if name == "pre-ln" else f"{found.text} ×" if found else "–"
 
 
 def _loss(name: str, found: Evidence, *, told: bool) -> str:
@@ -161,7 +169,7 @@ def _loss(name: str, found: Evidence, *, told: bool) -> str:
     if name == "pre-ln":
         return f"{statistics.fmean(one.valid_loss for one in found.finished(name).values()):.3f}"
     if name not in EXPERIMENTS["fig5"].configs(LAPTOP):
-        return "not tested"
+        return "–"
     rows = found.by_seed((name, "pre-ln"))
     if not rows:
         return "not trained yet"
@@ -186,17 +194,20 @@ def verdicts() -> str:
     """The sentence on the paper's claims."""
     kept = json.loads(FACTS.read_text(encoding="utf-8"))["claims"]
     total, seeds, waiting = sum(kept["verdicts"].values()), kept["seeds"], kept["waiting"]
-    words, results = in_words(kept["verdicts"]), "[page of results](docs/results/report.md)"
+    results = "[page of results](docs/results/report.md)"
     if seeds >= SEEDS and not waiting:
-        return f"Of the paper's {total} claims, most of them over {seeds} seeds: {words}. The {results} has each.\n"
-    count_of_seeds = "one seed" if seeds == 1 else f"{seeds} seeds"
-    few = f", and most of the others rest on {count_of_seeds}, too few to settle them" if 0 < seeds < SEEDS else ""
-    if waiting:
-        state = f"{waiting} of the paper's {total} claims have no runs yet{few}"
-    else:
-        state = f"most of the paper's {total} claims rest on {count_of_seeds}, too few to settle them"
-    judged = f"The {results} judges each claim by the runs so far."
-    return f"The trainings are not finished: {state} (so far: {words}). {judged}\n"
+        words = in_words(kept["verdicts"])
+        return f"**Evidence**: of the paper's {total} claims, most of them over {seeds} seeds: {words} ({results}).\n"
+    settled = {verdict: number for verdict, number in kept["verdicts"].items() if verdict != OPEN}
+    undecided = total - waiting - sum(settled.values())
+    by = f", most of them by {'one seed' if seeds == 1 else f'{seeds} seeds'}" if 0 < seeds < SEEDS else ""
+    parts = [
+        in_words(settled) if settled else "",
+        f"{undecided} cannot be decided yet{by}" if undecided else "",
+        f"{waiting} wait for their runs" if waiting else "",
+    ]
+    listed = "; ".join(filter(None, parts))
+    return f"**Evidence**: far from complete. Of the paper's {total} claims, {listed} ({results}).\n"
 
 
 def speed_table() -> str:
@@ -204,14 +215,20 @@ def speed_table() -> str:
     cases = {
         "training two layers of width 768: `pre-ln`": ("T=128: pre-ln", "HF GPT-2", "itself"),
         "the same: `sas-p`": ("T=128: sas-p", "HF GPT-2", "pre-ln"),
-        "a training step with AdamW, 18 layers: `sas-p`": ("training step: sas-p", "HF GPT-2", ""),
-        "peak memory of that step (lower is better)": ("training step: sas-p, peak memory", "HF GPT-2", ""),
-        "`generate`, 128 tokens after 512: `sas-p`": ("decoding: sas-p (kx)", "HF GPT-2 (static)", "pre-ln (kv)"),
+        "a training step with AdamW, 18 layers: `sas-p`": ("training step: sas-p", "HF GPT-2", "pre-ln"),
+        "128 tokens written after 512: `sas-p`": (
+            "decoding: sas-p (kx)",
+            "HF GPT-2 (static)",
+            "pre-ln (kv)",
+        ),
+        "peak memory of the step, a share: `sas-p`": ("training step: sas-p, peak memory", "HF GPT-2", "pre-ln"),
     }
     rows = [[title, *(_measured(case, other) for other in others)] for title, (case, *others) in cases.items()]
     note = (
-        f"\nIn float32 on two cores of an AMD EPYC: the lowest and highest of {len(speeds.runs())} runs of `python "
-        "benchmarks/speed.py` ([each run, and where the time goes](docs/notes/performance.md)).\n"
+        "\nThe first column is the block and our code together, the second the block alone. In float32, training on "
+        "sequences of 128 tokens, on two cores of an AMD EPYC: the lowest and highest of up to "
+        f"{len(speeds.runs())} runs of `python benchmarks/speed.py` "
+        "([each run, and where the time goes](docs/notes/performance.md)).\n"
     )
     return table(["", "against Hugging Face's GPT-2", "against our own `pre-ln`"], rows) + note
 
@@ -219,11 +236,9 @@ def speed_table() -> str:
 def _measured(case: str, against: str) -> str:
     if against == "itself":
         return "1"
-    if not against:
-        return "not measured"
     found = speeds.speed(case, against)
     if found is None:
-        raise ValueError(f"{case} against {against} was not measured in every run")
+        raise ValueError(f"{case} against {against} was not measured")
     return found.text if "memory" in case else f"{found.text} ×"
 
 
@@ -232,9 +247,10 @@ def demo() -> str:
     first, second = json.loads(DEMO.read_text(encoding="utf-8"))["runs"]
     losses = [f"about {row['valid_loss']:.2f} for `{row['name'].removeprefix('demo-')}`" for row in (first, second)]
     return (
-        "The first `make demo` installs 2.5 GB. It then trains for about five minutes on two cores and ends with a "
-        "table of both runs, samples of what they write, and a page of curves. Expect held-out losses of "
-        f"{' and '.join(losses)} (one untuned learning rate for both), and text that looks like Python but is not.\n"
+        "The first `make demo` installs 2.5 GB, without CUDA. It then trains for about five minutes on two cores and "
+        "ends with a table of both runs, samples of what they write, and a page of curves. Expect held-out losses of "
+        f"{' and '.join(losses)}, and text that looks like Python but is not. That is a shorter training than the one "
+        "in the figure, with one untuned learning rate for both blocks: which of them ends lower here says nothing.\n"
     )
 
 

@@ -1,4 +1,4 @@
-"""The library's models and tokenisers in the clothes of Hugging Face's, sharing their weights; and back."""
+"""Wraps the library's models and tokenisers in Hugging Face classes that share their weights, and unwraps them."""
 
 from typing import Any
 

@@ -1,6 +1,7 @@
 """The modules of `skipless.nn` in fewer passes over memory: the same mathematics, the same parameters and names.
 
-Each is a subclass of the module it replaces. It asks a predicate, and where that says no it is its parent.
+Each is a subclass of the module it replaces. It asks a predicate, and falls back to its parent's
+`forward` where that says no.
 
 Shapes: B batch, T tokens, d width of the model, F width of the MLP, H heads, D = d / H.
 """

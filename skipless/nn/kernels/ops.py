@@ -1,9 +1,9 @@
 """Operations with gradients written by hand, because they pass over memory fewer times than PyTorch's own on a CPU.
 
-Each is tested against the form that one reads: `rms_norm` against `torch.nn.functional.rms_norm`, `fan_out` and
+Each is tested against its readable counterpart: `rms_norm` against `torch.nn.functional.rms_norm`, `fan_out` and
 `wide_product` against `F.linear`, `relu_linear` against the plain MLP, `two_terms` against a sum, `shaped_causal`
-and `shaped_causal_sum` against the plain mixing, `cross_entropy` against `F.cross_entropy`. When they may run is said
-in `predicate`.
+and `shaped_causal_sum` against the plain mixing, `cross_entropy` against `F.cross_entropy`. `predicate` decides
+when they may run.
 
 Shapes: B batch, T tokens, H heads, D width of a head, d = H·D.
 """

@@ -1,4 +1,4 @@
-"""When a kernel may run in the place of the equation it stands beside."""
+"""The conditions under which a kernel may replace the plain form."""
 
 from typing import Any
 

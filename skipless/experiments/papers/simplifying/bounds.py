@@ -1,4 +1,4 @@
-"""The numbers that the paper's words are taken for.
+"""Numbers for the paper's words: how near is a match, how little is slight, how many are most.
 
 Losses are compared as shares of the other block's; see docs/experiments.md.
 """
