@@ -177,6 +177,8 @@ def _in_child(root: Path, arguments: Sequence[str], result: Path) -> None:
     first = FirstFailure()
     options = ["-x", "-q", "-p", "no:cacheprovider", f"--basetemp={root / 'tmp'}"]
     status = pytest.main([*options, *arguments], plugins=[first])
+    if status == pytest.ExitCode.NO_TESTS_COLLECTED:  # all of them are slow ones
+        status = pytest.main([*options, "-m", "", *arguments], plugins=[first])
     result.write_text(json.dumps({"status": int(status), "first": first.name}), encoding="utf-8")
     os._exit(0)
 

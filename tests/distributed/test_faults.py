@@ -112,6 +112,7 @@ def test_a_run_survives_ten_kills(kill_and_compare, kind):
     kill_and_compare(kind, kills=10, steps=3 * STEPS)
 
 
+@pytest.mark.slow
 def test_a_signal_to_one_rank_saves_and_one_that_hangs_is_named(tmp_path, launch, arguments):
     """SIGTERM to the second rank ends all; started again, they go on until the second rank stops answering."""
     folder = tmp_path / "runs" / "asked"
@@ -207,8 +208,8 @@ def test_a_run_that_is_refused_is_not_gone_on_with_by_a_restart(tmp_path, launch
 @pytest.mark.parametrize(
     ("more", "expected"),
     [
-        (["--lr", "fast"], r"skipless: rank 1: Invalid value for '--lr': .*"),
-        (["--set", "train.lr=-1"], r"skipless: rank 1: .*train\.lr.*-1.*"),
+        pytest.param(["--lr", "fast"], r"skipless: rank 1: Invalid value for '--lr': .*", marks=pytest.mark.slow),
+        pytest.param(["--set", "train.lr=-1"], r"skipless: rank 1: .*train\.lr.*-1.*", marks=pytest.mark.slow),
         (["--name", "other"], r"skipless: rank 1 has another run than rank 0: --name is other and not mine; .*"),
     ],
 )

@@ -35,8 +35,8 @@ WAYS = {
 FEW = {
     "ddp-2": ["causal-sas-p", "masked-pre-ln", "plain", "long", "muon", "average"],
     "fsdp-2": ["causal-sas-p", "masked-pre-ln", "plain", "long", "muon", "average"],
-    "hybrid-4": ["causal-sas-p", "uneven"],  # four processes of DDP alone are among the slow tests, with every case
 }
+"""Four processes are among the slow tests, with every case."""
 
 
 @pytest.fixture(scope="module")

@@ -47,6 +47,7 @@ def created(tmp_path) -> int:
     return sum(entry["op_code"] == 4 for entry in journal(tmp_path))
 
 
+@pytest.mark.slow
 def test_two_workers_share_a_grid_and_no_point_is_done_twice(tmp_path, fork_server, arguments):
     workers = [fork_server.start(arguments(60, save_every=60)) for _ in range(2)]
     assert [worker.wait(1200) for worker in workers] == [0, 0], [worker.err for worker in workers]

@@ -220,7 +220,7 @@ def test_every_tensor_follows_to(name):
         assert not loose, (type(module), loose)
 
 
-@pytest.mark.parametrize("kind", [CausalLM, MaskedLM])
+@pytest.mark.parametrize("kind", [CausalLM, pytest.param(MaskedLM, marks=pytest.mark.slow)])
 @pytest.mark.parametrize("name", BLOCKS)
 def test_compiles_as_one_graph(name, kind):
     torch.compiler.reset()

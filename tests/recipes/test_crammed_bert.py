@@ -322,6 +322,7 @@ def test_with_a_budget_in_steps_a_kill_changes_nothing(start):
     assert sizes == {2, 4, 6, 8}
 
 
+@pytest.mark.slow
 def test_with_a_budget_in_time_the_schedule_goes_on_from_the_elapsed_time(start):
     """Learning rate and batch of every step follow from the time that the steps before it took, over the kill too."""
     cfg, child, folder = start("clock", steps=None, minutes=0.05)

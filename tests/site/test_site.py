@@ -14,10 +14,10 @@ from tools.site.links import broken
 
 SOME = (
     "index",
+    "blocks/sas-p",
     "first-run",
     "equations",
     "blocks/index",
-    "blocks/sas-p",
     "results/index",
     "results/fig5",
     "configuration",
@@ -96,7 +96,7 @@ def test_every_page_of_the_navigation_is_there(site):
 
 
 @pytest.mark.parametrize("how", LOOKS)
-@pytest.mark.parametrize("page", SOME)
+@pytest.mark.parametrize("page", [*SOME[:2], *(pytest.param(page, marks=pytest.mark.slow) for page in SOME[2:])])
 def test_pages_open(visit, page, how):
     look(visit, page, *LOOKS[how])
 

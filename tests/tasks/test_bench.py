@@ -16,7 +16,7 @@ def last_line(capsys):
     return json.loads(capsys.readouterr().out.strip().splitlines()[-1])
 
 
-@pytest.mark.parametrize("what", ["train", "step", "decode", "caches"])
+@pytest.mark.parametrize("what", ["train", pytest.param("step", marks=pytest.mark.slow), "decode", "caches"])
 def test_bench_prints_a_table_and_a_json_line_and_draws(what, tmp_path, capsys):
     plot = tmp_path / "bars.png"
     assert run(["bench", what, *TINY, "--vocab-size", "50", "--max-new-tokens", "4", "--plot", str(plot)]) == 0

@@ -227,7 +227,7 @@ def test_a_causal_run_is_refused(run, glue, capsys):
 # --------------------------------------------------------------------------------------- kills
 
 
-@pytest.mark.parametrize("stop", [1, 7, 12, 25, 40])
+@pytest.mark.parametrize("stop", [7, 25, *(pytest.param(stop, marks=pytest.mark.slow) for stop in (1, 12, 40))])
 def test_left_at_any_step_it_goes_on_bit_for_bit(run, glue, reference, stop):
     class Leave(Observer):
         count = 0

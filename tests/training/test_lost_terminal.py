@@ -99,7 +99,10 @@ def ignore_hangups() -> None:
     signal.signal(signal.SIGHUP, signal.SIG_IGN)
 
 
-@pytest.mark.parametrize(("before", "steps", "status"), [(take_terminal, MANY, 129), (ignore_hangups, 400, 3)])
+@pytest.mark.parametrize(
+    ("before", "steps", "status"),
+    [(take_terminal, MANY, 129), pytest.param(ignore_hangups, 400, 3, marks=pytest.mark.slow)],
+)
 def test_a_terminal_that_is_closed(tmp_path, arguments, fork_server, before, steps, status):
     """Once it is closed, what is written to it is an error; nohup says to go on all the same."""
     master, slave = pty.openpty()

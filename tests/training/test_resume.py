@@ -144,10 +144,10 @@ def finish(start, setting: Setting, name: str) -> None:
 # ----------------------------------------------------------------------------------------- kills
 
 
-SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in ("accumulation-dropout", "ramp", "muon")]
+SELDOM = [pytest.param(name, marks=pytest.mark.slow) for name in ("masked", "accumulation-dropout", "ramp", "muon")]
 
 
-@pytest.mark.parametrize("name", ["causal", "masked", "wsd-average-recompute", *SELDOM])
+@pytest.mark.parametrize("name", ["causal", "wsd-average-recompute", *SELDOM])
 def test_killed_at_random_it_ends_as_if_it_had_not_been(variant, fork_server, name):
     setting = variant(name)
     kill_at_random(fork_server.start, setting, "killed", kills=4, seed=len(name))

@@ -291,7 +291,7 @@ SCROLLING = """[...document.querySelectorAll("*")]
   .filter((one) => one.scrollWidth > one.clientWidth).map((one) => one.outerHTML.slice(0, 90))"""
 
 
-@pytest.mark.parametrize("width", [320, 400, 640])
+@pytest.mark.parametrize("width", [pytest.param(320, marks=pytest.mark.slow), 400, 640])
 def test_tables_are_cards_on_a_phone(whole, visit, width):
     page = visit(whole, width=width)
     page.evaluate(OPEN_ALL)
