@@ -4,7 +4,7 @@ VENV := .venv
 BIN := $(VENV)/bin
 READY := $(VENV)/.ready
 
-.PHONY: setup demo docs playground readme test test-slow faults lint format clean
+.PHONY: setup demo docs playground results readme test test-slow faults lint format clean
 
 setup: $(READY)
 
@@ -25,6 +25,11 @@ docs: $(READY)
 # the site, and in it the page of docs/playground with the demo's models and ONNX Runtime Web, from npm's registry
 playground: demo docs
 	$(BIN)/python -m tools.playground site/playground
+
+# everything in docs/results that is written from the archive of runs, and the README after it
+results: $(READY)
+	$(BIN)/skipless reproduce all --seeds 3 --runs docs/results/runs --minutes 0 --output docs/results
+	$(BIN)/python -m tools.site readme
 
 # the figures and tables of the README, from the archive of runs and the files of the benchmarks
 readme: $(READY)

@@ -167,7 +167,7 @@ def _decode(
 
 
 def _token_time(size: list[str] | None, rounds: int, runs: Path | None, device: str, *, as_json: bool) -> None:
-    from skipless.experiments.timings import FILE, SIZES, measure
+    from skipless.experiments.timings import FILE, SIZES, Timings, joined, measure
     from skipless.storage.atomic_files import check_folder, make_folder, write_json
     from skipless.terminal.bench import show_timings
     from skipless.training.allocator import keep_freed_memory
@@ -179,10 +179,14 @@ def _token_time(size: list[str] | None, rounds: int, runs: Path | None, device: 
     if runs is not None:
         check_folder(runs)
     keep_freed_memory()  # as in training
-    content = measure(names, rounds, lambda name: print(f"{name} …", file=sys.stderr), device)
-    if runs is not None:
-        make_folder(runs)
-        write_json(runs / FILE, content)
+    content: dict[str, Any] = {}
+    for name in names:
+        print(f"{name} …", file=sys.stderr)
+        content = joined(content, measure(name, rounds, device))
+        if runs is not None:
+            make_folder(runs)
+            kept = Timings.read(runs)
+            write_json(runs / FILE, joined({**kept.origin, "seconds": kept.seconds}, content))
     if not as_json:
         show_timings(content["seconds"])
     print(json.dumps({"benchmark": "token-time", **content}))

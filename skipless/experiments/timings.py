@@ -118,25 +118,30 @@ def _key(cfg: RunConfig) -> tuple[Any, ...]:
     return cfg.task, cfg.model.override({"vocab_size": cfg.data.vocab_size}), cfg.data.seq_len, cfg.train.batch_size
 
 
-def measure(
-    names: Sequence[str], rounds: int, progress: Callable[[str], None] = lambda text: None, device: str = "auto"
-) -> dict[str, Any]:
-    """The content of `timings.json`."""
+def measure(name: str, rounds: int, device: str = "auto") -> dict[str, Any]:
+    """The content of `timings.json` for one size. Its models take up memory until this returns, and no longer."""
     import torch
 
     from skipless.distributed.devices import pick_device
     from skipless.storage.provenance import machine, versions
     from skipless.tasks.bench import interleave
 
-    place, seconds = pick_device(device), {}
-    for name in names:
-        progress(name)
-        steps = {block: training_step(SIZES[name].config(block), place) for block in BLOCKS}
-        times = interleave({block: step for block, (step, _) in steps.items()}, rounds, place)
-        seconds[name] = {
-            block: [float(f"{value / steps[block][1]:.5g}") for value in values] for block, values in times.items()
-        }
-    return {"seconds": seconds, "machine": machine(), "versions": versions(), "threads": torch.get_num_threads()}
+    place = pick_device(device)
+    steps = {block: training_step(SIZES[name].config(block), place) for block in BLOCKS}
+    times = interleave({block: step for block, (step, _) in steps.items()}, rounds, place)
+    seconds = {block: [float(f"{value / steps[block][1]:.5g}") for value in values] for block, values in times.items()}
+    return {
+        "seconds": {name: seconds},
+        "machine": machine(),
+        "versions": versions(),
+        "threads": torch.get_num_threads(),
+    }
+
+
+def joined(known: Mapping[str, Any], found: Mapping[str, Any]) -> dict[str, Any]:
+    """What was found, with the other sizes that are known if the same machine and versions have measured them."""
+    alike = all(known.get(key) == found[key] for key in ("machine", "versions", "threads"))
+    return {**found, "seconds": {**(known["seconds"] if alike else {}), **found["seconds"]}}
 
 
 def training_step(cfg: RunConfig, device: Any) -> tuple[Callable[[], None], int]:

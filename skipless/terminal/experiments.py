@@ -58,14 +58,9 @@ def show_experiments(rows: Sequence[Mapping[str, Any]]) -> None:
         costs = [f"{name} {at['runs']} runs {clock(at['seconds'])}" for name, at in row["scales"].items() if at["runs"]]
         say("\n", (row["id"], "bold"), f"  {row['title']}  ", (f"({'; '.join(costs)})", "dim"))
         say(f"{'asks' if row['own'] else 'paper'}: {row['paper']}", indent=2)
-        say(f"here: {_came_out(row['came_out']) if row['came_out'] else 'not run yet'}", indent=2)
-
-
-def _came_out(found: Mapping[str, Any]) -> str:
-    from skipless.experiments.outcome import in_words
-
-    counts = [in_words(found["paper"]), in_words(found["own"]) + " of our own checks" if found["own"] else ""]
-    return ". ".join(part.rstrip(".") for part in (found["answer"], "; ".join(filter(None, counts))) if part)
+        found = row["came_out"]
+        here = ". ".join(filter(None, (found["answer"].rstrip("."), found["status"]))) if found else "not run yet"
+        say(f"here: {here}", indent=2)
 
 
 def show_sweep(points: Sequence["Point"]) -> None:

@@ -28,6 +28,25 @@ def test_the_equations_are_the_code(symbol):
     equations.check(symbol, SECTIONS[symbol])
 
 
+def test_the_gains_of_each_block_are_those_of_its_configuration():
+    def told(gain):
+        if gain is None:
+            return "0"
+        start = r"$0.1\sqrt{18/L}$" if gain.init == "depth" else f"{gain.init:g}"
+        return f"trained from {start}" if gain.trainable else start
+
+    rows = {cells[1].strip(" `"): [cell.strip() for cell in cells[2:-1]] for cells in gain_rows()}
+    for name, block in BLOCKS.items():
+        gains = [block.alpha_sa, block.beta_sa, block.alpha_ff, block.beta_ff, block.alpha_comb]
+        absent = (4,) if block.layout == "sequential" else (0, 2)
+        expected = ["" if at in absent else told(gain) for at, gain in enumerate(gains)]
+        assert rows[name] == ["1" if block.layout == "sequential" else "7", *expected]
+
+
+def gain_rows():
+    return [line.split("|") for line in PAGE.splitlines() if line.startswith("| `")]
+
+
 def test_both_equations_are_there():
     forwards = [f"skipless.nn.{name}" for name in ("blocks.SequentialBlock.forward", "blocks.ParallelBlock.forward")]
     assert {*forwards, "skipless.nn.attention.Attention.forward", "skipless.nn.mixing.Shaped.matrix"} <= set(SECTIONS)

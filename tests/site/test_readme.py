@@ -9,6 +9,8 @@ from dataclasses import replace
 import pytest
 
 from skipless import BLOCKS
+from skipless.cli import run
+from skipless.experiments.catalogue import EXPERIMENTS
 from skipless.experiments.evidence import Evidence
 from skipless.experiments.outcome import Verdict
 from skipless.experiments.report.draw import to_csv
@@ -65,11 +67,11 @@ def test_the_tables_name_what_there_is():
 @pytest.mark.parametrize(
     ("seeds", "waiting", "said"),
     [
-        (0, 13, "13 of the paper's 13 claims have no runs yet ("),
-        (1, 2, "2 of the paper's 13 claims have no runs yet, and most of the others rest on one seed, too few"),
-        (2, 0, "most of the paper's 13 claims rest on 2 seeds, too few"),
-        (3, 2, "2 of the paper's 13 claims have no runs yet ("),
-        (3, 0, "Of the paper's 13 claims, most of them over 3 seeds: 9 hold, 4 not decidable."),
+        (0, 4, "Of the paper's 13 claims, 9 hold; 4 wait for their runs ("),
+        (1, 2, "9 hold; 2 cannot be decided yet, most of them by one seed; 2 wait for their runs ("),
+        (2, 0, "9 hold; 4 cannot be decided yet, most of them by 2 seeds ("),
+        (3, 2, "9 hold; 2 cannot be decided yet; 2 wait for their runs ("),
+        (3, 0, "of the paper's 13 claims, most of them over 3 seeds: 9 hold, 4 not decidable ("),
     ],
 )
 def test_how_far_the_trainings_are_is_said(monkeypatch, tmp_path, seeds, waiting, said):
@@ -77,11 +79,22 @@ def test_how_far_the_trainings_are_is_said(monkeypatch, tmp_path, seeds, waiting
     (tmp_path / "readme.json").write_text(json.dumps({"claims": facts}))
     monkeypatch.setattr(readme, "FACTS", tmp_path / "readme.json")
     assert said in readme.verdicts()
-    assert ("not finished" in readme.verdicts()) == (seeds < 3 or waiting > 0)
+    assert ("incomplete" in readme.verdicts()) == (seeds < 3 or waiting > 0)
 
 
 def test_what_is_said_of_the_claims_is_what_the_archive_says():
     assert readme.claims() == json.loads(readme.FACTS.read_text())["claims"], "run `make readme`"
+
+
+def test_the_list_of_experiments_says_what_the_archive_says(capsys):
+    found = readme.came_out()
+    assert found == json.loads(readme.PUBLISHED.read_text()), "run `make readme`"
+    assert found["fig5"]["status"]
+    assert run(["reproduce", "--list"]) == 0
+    listed = " ".join(capsys.readouterr().out.split())
+    assert listed.count("here: ") == len(EXPERIMENTS)
+    assert listed.count("here: not run yet") == len(EXPERIMENTS) - len(found)
+    assert f"here: {found['fig5']['status']}" in listed.replace(f"{found['fig5']['answer'].rstrip('.')}. ", "")
 
 
 def test_rounds_of_a_measurement_are_no_seeds(monkeypatch):

@@ -26,7 +26,7 @@ from skipless.experiments.report.draw import draw, to_csv
 from skipless.experiments.report.series import loss_plot
 from skipless.experiments.report.verdicts import is_own
 from tools.site import DOCS, ROOT, speeds
-from tools.site.findings import LAPTOP, SEEDS, decoders, findings, is_judged
+from tools.site.findings import LAPTOP, SEEDS, decoders, findings, is_judged, status
 from tools.site.gallery import paper_size
 from tools.site.markdown import table
 
@@ -34,6 +34,7 @@ README = ROOT / "README.md"
 FIGURES = DOCS / "figures"
 FACTS = FIGURES / "readme.json"
 DEMO = FIGURES / "demo.json"
+PUBLISHED = ROOT / "skipless" / "experiments" / "published.json"
 SHOWN = ("pre-ln", "sas-p")
 CAPTIONS = {"pre-ln": "the standard block", "sas-p": "the simplified block"}
 
@@ -49,6 +50,13 @@ def write() -> None:
         draw(losses(evidence()), FIGURES / f"losses-{look}.svg", ["steps"], dark=dark)
     (FIGURES / "losses.csv").write_text(to_csv(losses(evidence())), encoding="utf-8")
     README.write_text(filled(README.read_text(encoding="utf-8")), encoding="utf-8")
+    PUBLISHED.write_text(json.dumps(came_out(), indent=1, ensure_ascii=False) + "\n", encoding="utf-8")
+
+
+def came_out() -> dict[str, dict[str, str]]:
+    """What came out of each experiment that has runs in the archive, for `skipless reproduce --list`."""
+    told = {name: {"answer": finding.answer, "status": status(finding)} for name, finding in findings().items()}
+    return {name: one for name, one in told.items() if findings()[name].runs}
 
 
 def picture(*, dark: bool) -> str:
@@ -147,7 +155,8 @@ def _without(name: str) -> str:
     """What a block does without; that the first layer has a W^V is told below the table."""
     gone = [part.removesuffix(" (except in layer 1)") for part in removed(BLOCKS[name])]
     beside = "sequential sub-blocks" in gone
-    without = "no " + ", ".join(part for part in gone if part != "sequential sub-blocks")
+    short = {"both skips": "skips", "one skip": "second skip"}
+    without = "no " + ", ".join(short.get(part, part) for part in gone if part != "sequential sub-blocks")
     return STANDARD.get(name) or ("attention and MLP side by side; " if beside else "") + without
 
 
@@ -207,7 +216,7 @@ def verdicts() -> str:
         f"{waiting} wait for their runs" if waiting else "",
     ]
     listed = "; ".join(filter(None, parts))
-    return f"**Evidence**: far from complete. Of the paper's {total} claims, {listed} ({results}).\n"
+    return f"**Evidence**: incomplete. Of the paper's {total} claims, {listed} ({results}).\n"
 
 
 def speed_table() -> str:
