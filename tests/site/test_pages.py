@@ -191,7 +191,7 @@ def test_costs_are_counted():
     assert "| smallest exact cache, a token | 110.6 kB | 55.3 kB |" in table  # 2·d·L floats, and half of it
     found = speeds.of_block("sas-p")
     assert f"| training speed | 1 | {found.text} |" in table
-    assert "not measured" in gallery._costs("parallel")
+    assert "not measured" in gallery._costs("v-skipinit")
 
 
 def test_a_blocks_claims_are_those_that_name_it():

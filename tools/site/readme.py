@@ -113,13 +113,13 @@ def caption(found: Evidence) -> str:
     speed = speeds.of_block("sas-p")
     assert speed is not None
     return (
-        f"**Size**: counted at the paper's size, 18 layers of width 768, `sas-p` has "
-        f"{-_share('sas-p', paper_size('pre-ln')):.1%} fewer parameters than `pre-ln`. **Speed**: two layers of that "
-        f"width train {speed.text} times as fast on two CPU cores; at width 64 there is "
-        f"[little gain](docs/notes/performance.md#narrow-models). **Quality**: the plot shows our own runs, decoders "
-        f"of {model.n_layer} layers and width {model.d_model} on Python code, each block at the best of the learning "
-        f"rates that were tried, {seeds}. After {train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} nats a "
-        f"token for `pre-ln` and {ends['sas-p']:.3f} for `sas-p`, {abs(more):.1%} {'higher' if more > 0 else 'lower'}"
+        f"**Size**: in the paper's decoder, 18 layers of width 768, `sas-p` has "
+        f"{-_share('sas-p', paper_size('pre-ln')):.1%} fewer parameters than `pre-ln`. **Speed**: two such layers train "
+        f"{speed.text} times as fast on two CPU cores; at width 64 there is "
+        f"[little gain](docs/notes/performance.md#narrow-models). **Quality**: the plot shows our own runs, {seeds}, of "
+        f"{model.n_layer} layers of width {model.d_model} on Python code, each block at its best learning rate. After "
+        f"{train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} nats a token for `pre-ln` and "
+        f"{ends['sas-p']:.3f} for `sas-p`, {abs(more):.1%} {'higher' if more > 0 else 'lower'}"
         f"{_nearness(abs(more), len(rows))}.\n"
     )
 
@@ -148,7 +148,7 @@ def blocks(found: Evidence) -> str:
     return table(["block", "against `pre-ln`", "parameters", "speed", "loss (one seed)" if alone else "loss"], rows)
 
 
-STANDARD = {"pre-ln": "the standard block: norms before attention and MLP", "post-ln": "norms after them, as in 2017"}
+STANDARD = {"pre-ln": "the standard block", "post-ln": "norms after, as in 2017"}
 
 
 def _without(name: str) -> str:
@@ -157,7 +157,7 @@ def _without(name: str) -> str:
     beside = "sequential sub-blocks" in gone
     short = {"both skips": "skips", "one skip": "second skip"}
     without = "no " + ", ".join(short.get(part, part) for part in gone if part != "sequential sub-blocks")
-    return STANDARD.get(name) or ("attention and MLP side by side; " if beside else "") + without
+    return STANDARD.get(name) or ("parallel; " if beside else "") + without
 
 
 def _parameters(name: str) -> str:
@@ -234,10 +234,9 @@ def speed_table() -> str:
     }
     rows = [[title, *(_measured(case, other) for other in others)] for title, (case, *others) in cases.items()]
     note = (
-        "\nThe first column is the block and our code together, the second the block alone. In float32, training on "
-        "sequences of 128 tokens, on two cores of an AMD EPYC: the lowest and highest of up to "
-        f"{len(speeds.runs())} runs of `python benchmarks/speed.py` "
-        "([each run, and where the time goes](docs/notes/performance.md)).\n"
+        "\nThe first column is block and code together, the second the block alone. In float32 on two cores of an AMD "
+        f"EPYC: the lowest and highest of up to {len(speeds.runs())} runs of `python benchmarks/speed.py` "
+        "([each run](docs/notes/performance.md)).\n"
     )
     return table(["", "against Hugging Face's GPT-2", "against our own `pre-ln`"], rows) + note
 
@@ -258,8 +257,7 @@ def demo() -> str:
     return (
         "The first `make demo` installs 2.5 GB, without CUDA. It then trains for about five minutes on two cores and "
         "ends with a table of both runs, samples of what they write, and a page of curves. Expect held-out losses of "
-        f"{' and '.join(losses)}, and text that looks like Python but is not. That is a shorter training than the one "
-        "in the figure, with one untuned learning rate for both blocks: which of them ends lower here says nothing.\n"
+        f"{' and '.join(losses)}: shorter than in the figure, and at one untuned rate, so which is lower says nothing.\n"
     )
 
 
