@@ -102,6 +102,7 @@ def kill_and_compare(tmp_path, launch, run_tasks, configured, arguments, cache_d
     return look
 
 
+@pytest.mark.slow
 def test_a_run_survives_the_killing_of_a_rank(kill_and_compare):
     kill_and_compare("sharded", kills=1, steps=STEPS)
 

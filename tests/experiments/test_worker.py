@@ -237,6 +237,7 @@ def test_a_protocol_is_a_configuration(tmp_path, source):
 LONG = {"steps": 20_000, "save_every": 10_000, "eval_every": 10_000}
 
 
+@pytest.mark.slow
 def test_asked_to_end_it_saves_and_says_where(start, source, tmp_path, cache_dir):
     process, result = start(training(source, tmp_path / "run", cache_dir, **LONG))
     wait_for(lambda: (tmp_path / "run" / "metrics.jsonl").exists() and len(records(tmp_path / "run")) > 3)

@@ -245,9 +245,7 @@ def test_commands_run_a_graph(run_folder, graph_folder, capsys, monkeypatch):
     assert losses[1]["tokens"] == losses[0]["tokens"]
 
 
-@pytest.mark.parametrize(
-    ("device", "reason"), [("gpu", "cannot be used"), ("meta", "runs on the CPU here|cannot be used")]
-)
+@pytest.mark.parametrize("device", ["gpu", "meta"])
 @pytest.mark.parametrize("command", ["generate", "evaluate"])
 def test_a_device_on_which_a_graph_cannot_run_is_said(graph_folder, capsys, command, device):
     prompt = ["--prompt", "def "] if command == "generate" else []

@@ -122,7 +122,7 @@ def test_kernels_equal_the_plain_equations(name, kind):
 
 @pytest.mark.parametrize("positions", ["sinusoidal", "scaled-sinusoidal", "learned", "alibi", "rotary"])
 @pytest.mark.parametrize("kind", [CausalLM, MaskedLM])
-@pytest.mark.parametrize("block", ["pre-ln", "sas", "sas-p"])
+@pytest.mark.parametrize("block", [pytest.param("pre-ln", marks=pytest.mark.slow), "sas", "sas-p"])
 def test_whole_models_agree(block, kind, positions):
     cfg = ModelConfig(block=block, n_layer=2, d_model=16, n_head=4, vocab_size=64, max_seq_len=300, positions=positions)
     model = disturbed(kind(cfg)).double()

@@ -376,6 +376,7 @@ def test_answers_are_the_old_ones_or_the_new(disk, replay):
     assert replay(recorder, check) >= 5
 
 
+@pytest.mark.slow
 def test_a_classifier_goes_on_whatever_is_left_of_it(disk, replay, tmp_path):
     """Its folder is never taken for somebody else's, and its training ends as it would have."""
     source = write_text(tmp_path / "text", files=8, functions=8)

@@ -114,10 +114,10 @@ def caption(found: Evidence) -> str:
     assert speed is not None
     return (
         f"**Size**: in the paper's decoder, 18 layers of width 768, `sas-p` has "
-        f"{-_share('sas-p', paper_size('pre-ln')):.1%} fewer parameters than `pre-ln`. **Speed**: two such layers train "
-        f"{speed.text} times as fast on two CPU cores; at width 64 there is "
-        f"[little gain](docs/notes/performance.md#narrow-models). **Quality**: the plot shows our own runs, {seeds}, of "
-        f"{model.n_layer} layers of width {model.d_model} on Python code, each block at its best learning rate. After "
+        f"{-_share('sas-p', paper_size('pre-ln')):.1%} fewer parameters than `pre-ln`. **Speed**: two such layers "
+        f"train {speed.text} times as fast on two CPU cores; at width 64 there is "
+        f"[little gain](docs/notes/performance.md#narrow-models). **Quality**: the plot shows our own runs, {seeds}, "
+        f"of {model.n_layer} layers of width {model.d_model} on Python code, each block at its best rate. After "
         f"{train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} nats a token for `pre-ln` and "
         f"{ends['sas-p']:.3f} for `sas-p`, {abs(more):.1%} {'higher' if more > 0 else 'lower'}"
         f"{_nearness(abs(more), len(rows))}.\n"
@@ -256,8 +256,9 @@ def demo() -> str:
     losses = [f"about {row['valid_loss']:.2f} for `{row['name'].removeprefix('demo-')}`" for row in (first, second)]
     return (
         "The first `make demo` installs 2.5 GB, without CUDA. It then trains for about five minutes on two cores and "
-        "ends with a table of both runs, samples of what they write, and a page of curves. Expect held-out losses of "
-        f"{' and '.join(losses)}: shorter than in the figure, and at one untuned rate, so which is lower says nothing.\n"
+        "ends with a table, samples of text, and a page of curves. Expect held-out losses of "
+        f"{' and '.join(losses)}. The training is shorter than the figure's, and one rate serves both: "
+        "which is lower says nothing.\n"
     )
 
 
