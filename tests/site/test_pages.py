@@ -142,6 +142,8 @@ def test_every_public_name_is_in_the_reference():
     assert "### `loss`" in loss  # of its parent
     assert "mode: str = 'auto'" in loss
     for name, text in pages.items():
+        places = re.findall(r"^Defined in `(.*)`\.$", text, flags=re.M)
+        assert all(place.startswith("skipless/") for place in places), name
         silent = re.findall(r"^(#+ `\w+`)\n\n(?:```python\n[^`]*```\n\n)?(?=\n|#|\Z)", text, flags=re.M)
         assert silent == [], (name, silent)
 

@@ -174,7 +174,7 @@ def _indented(found: re.Match[str]) -> str:
 
 def _origin(one: Any) -> str:
     try:
-        path = Path(inspect.getsourcefile(one) or "").relative_to(ROOT)
+        path = Path(inspect.getsourcefile(inspect.unwrap(one)) or "").relative_to(ROOT)
     except (TypeError, ValueError):
         return ""
     return f"Defined in `{path}`."

@@ -36,9 +36,8 @@ def write(folder: Path) -> None:
     (folder / "index.md").write_text(overview(found), encoding="utf-8")
     for finding in found.values():
         (folder / f"{finding.id}.md").write_text(experiment_page(finding, folder), encoding="utf-8")
-    shown = [finding for finding in found.values() if finding.runs]
-    runs = {run.folder: run for finding in shown for run in finding.runs}
-    write_page(shown, list(runs.values()), folder / "report.html")
+    runs = {run.folder: run for finding in found.values() for run in finding.runs}
+    write_page(list(found.values()), list(runs.values()), folder / "report.html")
 
 
 def overview(found: dict[str, Finding]) -> str:
