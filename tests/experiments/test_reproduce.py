@@ -2,6 +2,7 @@
 
 import json
 import signal
+import time
 from dataclasses import replace
 
 import pytest
@@ -50,12 +51,16 @@ def test_killed_half_way_and_started_again_it_repeats_nothing(tmp_path, small, s
     first.wait_until(lambda: len(finished(runs)) >= 1, 1200)
     first.send(signal.SIGKILL)
     first.wait()
+    while any(is_locked(path.parent) for path in runs.glob("*/config.json")):  # its worker ends after it
+        time.sleep(0.01)
     done = finished(runs)
     before = {folder: stamps(folder) for folder in done}
     assert 1 <= len(done) < 3
     report = finish(start(*arguments))
     assert len(finished(runs)) == 3
-    assert {folder: stamps(folder) for folder in done} == before
+    for folder in done:  # nothing is written anew; what the kill left half done may have been swept away
+        assert stamps(folder).items() <= before[folder].items()
+        assert folder / "metrics.jsonl" in stamps(folder)
     assert (report["failed"], report["left"]) == ({}, [])
     (finding,) = report["findings"]
     assert finding["id"] == "fig2"
