@@ -39,10 +39,10 @@ readme: $(READY)
 test test-slow: export OMP_NUM_THREADS = 1
 
 test: $(READY)
-	$(BIN)/python -m pytest -n 2
+	$(BIN)/python -m pytest -n 2 --dist worksteal
 
 test-slow: $(READY)
-	$(BIN)/python -m pytest -m slow -n 2
+	$(BIN)/python -m pytest -m slow -n 2 --dist worksteal
 
 faults: $(READY)
 	$(BIN)/python benchmarks/faults.py
