@@ -117,8 +117,8 @@ def caption(found: Evidence) -> str:
         f"{-_share('sas-p', paper_size('pre-ln')):.1%} fewer parameters than `pre-ln`. **Speed**: two such layers "
         f"train {speed.text} times as fast on two CPU cores; at width 64 there is "
         f"[little gain](docs/notes/performance.md#narrow-models). **Quality**: the plot shows our own runs, {seeds}, "
-        f"of {model.n_layer} layers of width {model.d_model} on Python code, each block at its best rate. After "
-        f"{train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} nats a token for `pre-ln` and "
+        f"of {model.n_layer} layers of width {model.d_model} on Python code, each block at its best learning rate. "
+        f"After {train.steps:,} steps the held-out loss is {ends['pre-ln']:.3f} nats a token for `pre-ln` and "
         f"{ends['sas-p']:.3f} for `sas-p`, {abs(more):.1%} {'higher' if more > 0 else 'lower'}"
         f"{_nearness(abs(more), len(rows))}.\n"
     )
@@ -156,8 +156,13 @@ def _without(name: str) -> str:
     gone = [part.removesuffix(" (except in layer 1)") for part in removed(BLOCKS[name])]
     beside = "sequential sub-blocks" in gone
     short = {"both skips": "skips", "one skip": "second skip"}
-    without = "no " + ", ".join(short.get(part, part) for part in gone if part != "sequential sub-blocks")
+    without = "no " + _or([short.get(part, part) for part in gone if part != "sequential sub-blocks"])
     return STANDARD.get(name) or ("parallel; " if beside else "") + without
+
+
+def _or(parts: list[str]) -> str:
+    """`a, b or c`."""
+    return " or ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
 
 
 def _parameters(name: str) -> str:
@@ -209,11 +214,11 @@ def verdicts() -> str:
         return f"**Evidence**: of the paper's {total} claims, most of them over {seeds} seeds: {words} ({results}).\n"
     settled = {verdict: number for verdict, number in kept["verdicts"].items() if verdict != OPEN}
     undecided = total - waiting - sum(settled.values())
-    by = f", most of them by {'one seed' if seeds == 1 else f'{seeds} seeds'}" if 0 < seeds < SEEDS else ""
+    by = f", mostly because {'there is one seed' if seeds == 1 else f'there are only {seeds} seeds'}" if 0 < seeds < SEEDS else ""
     parts = [
         in_words(settled) if settled else "",
-        f"{undecided} cannot be decided yet{by}" if undecided else "",
-        f"{waiting} wait for their runs" if waiting else "",
+        f"{undecided} {'is' if undecided == 1 else 'are'} undecided{by}" if undecided else "",
+        f"{waiting} {'is' if waiting == 1 else 'are'} not tested yet" if waiting else "",
     ]
     listed = "; ".join(filter(None, parts))
     return f"**Evidence**: incomplete. Of the paper's {total} claims, {listed} ({results}).\n"
@@ -225,12 +230,12 @@ def speed_table() -> str:
         "training two layers of width 768: `pre-ln`": ("T=128: pre-ln", "HF GPT-2", "itself"),
         "the same: `sas-p`": ("T=128: sas-p", "HF GPT-2", "pre-ln"),
         "a training step with AdamW, 18 layers: `sas-p`": ("training step: sas-p", "HF GPT-2", "pre-ln"),
-        "128 tokens written after 512: `sas-p`": (
+        "generating 128 tokens after a prompt of 512: `sas-p`": (
             "decoding: sas-p (kx)",
             "HF GPT-2 (static)",
             "pre-ln (kv)",
         ),
-        "peak memory of the step, a share: `sas-p`": ("training step: sas-p, peak memory", "HF GPT-2", "pre-ln"),
+        "peak memory of that training step, as a ratio: `sas-p`": ("training step: sas-p, peak memory", "HF GPT-2", "pre-ln"),
     }
     rows = [[title, *(_measured(case, other) for other in others)] for title, (case, *others) in cases.items()]
     note = (
@@ -257,8 +262,8 @@ def demo() -> str:
     return (
         "The first `make demo` installs 2.5 GB, without CUDA. It then trains for about five minutes on two cores and "
         "ends with a table, samples of text, and a page of curves. Expect held-out losses of "
-        f"{' and '.join(losses)}. The training is shorter than the figure's, and one rate serves both: "
-        "which is lower says nothing.\n"
+        f"{' and '.join(losses)}. This run is shorter than the figure's, and both blocks have the same "
+        "learning rate, so don't read anything into which one is lower.\n"
     )
 
 
