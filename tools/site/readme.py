@@ -214,7 +214,11 @@ def verdicts() -> str:
         return f"**Evidence**: of the paper's {total} claims, most of them over {seeds} seeds: {words} ({results}).\n"
     settled = {verdict: number for verdict, number in kept["verdicts"].items() if verdict != OPEN}
     undecided = total - waiting - sum(settled.values())
-    by = f", mostly because {'there is one seed' if seeds == 1 else f'there are only {seeds} seeds'}" if 0 < seeds < SEEDS else ""
+    by = (
+        f", mostly because {'there is one seed' if seeds == 1 else f'there are only {seeds} seeds'}"
+        if 0 < seeds < SEEDS
+        else ""
+    )
     parts = [
         in_words(settled) if settled else "",
         f"{undecided} {'is' if undecided == 1 else 'are'} undecided{by}" if undecided else "",
@@ -235,7 +239,11 @@ def speed_table() -> str:
             "HF GPT-2 (static)",
             "pre-ln (kv)",
         ),
-        "peak memory of that training step, as a ratio: `sas-p`": ("training step: sas-p, peak memory", "HF GPT-2", "pre-ln"),
+        "peak memory of that training step, as a ratio: `sas-p`": (
+            "training step: sas-p, peak memory",
+            "HF GPT-2",
+            "pre-ln",
+        ),
     }
     rows = [[title, *(_measured(case, other) for other in others)] for title, (case, *others) in cases.items()]
     note = (
