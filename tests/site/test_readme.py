@@ -68,8 +68,8 @@ def test_the_tables_name_what_there_is():
     ("seeds", "waiting", "said"),
     [
         (0, 4, "Of the paper's 13 claims, 9 hold; 4 are not tested yet ("),
-        (1, 2, "9 hold; 2 are undecided, mostly because there is one seed; 2 are not tested yet ("),
-        (2, 0, "9 hold; 4 are undecided, mostly because there are only 2 seeds ("),
+        (1, 2, "9 hold; 2 are undecided, mostly with one seed; 2 are not tested yet ("),
+        (2, 0, "9 hold; 4 are undecided, mostly with 2 seeds ("),
         (3, 2, "9 hold; 2 are undecided; 2 are not tested yet ("),
         (3, 0, "of the paper's 13 claims, most of them over 3 seeds: 9 hold, 4 not decidable ("),
     ],

@@ -214,11 +214,7 @@ def verdicts() -> str:
         return f"**Evidence**: of the paper's {total} claims, most of them over {seeds} seeds: {words} ({results}).\n"
     settled = {verdict: number for verdict, number in kept["verdicts"].items() if verdict != OPEN}
     undecided = total - waiting - sum(settled.values())
-    by = (
-        f", mostly because {'there is one seed' if seeds == 1 else f'there are only {seeds} seeds'}"
-        if 0 < seeds < SEEDS
-        else ""
-    )
+    by = f", mostly with {'one seed' if seeds == 1 else f'{seeds} seeds'}" if 0 < seeds < SEEDS else ""
     parts = [
         in_words(settled) if settled else "",
         f"{undecided} {'is' if undecided == 1 else 'are'} undecided{by}" if undecided else "",
@@ -234,12 +230,12 @@ def speed_table() -> str:
         "training two layers of width 768: `pre-ln`": ("T=128: pre-ln", "HF GPT-2", "itself"),
         "the same: `sas-p`": ("T=128: sas-p", "HF GPT-2", "pre-ln"),
         "a training step with AdamW, 18 layers: `sas-p`": ("training step: sas-p", "HF GPT-2", "pre-ln"),
-        "generating 128 tokens after a prompt of 512: `sas-p`": (
+        "generating 128 tokens after 512: `sas-p`": (
             "decoding: sas-p (kx)",
             "HF GPT-2 (static)",
             "pre-ln (kv)",
         ),
-        "peak memory of that training step, as a ratio: `sas-p`": (
+        "peak memory of that training step: `sas-p`": (
             "training step: sas-p, peak memory",
             "HF GPT-2",
             "pre-ln",
@@ -248,7 +244,7 @@ def speed_table() -> str:
     rows = [[title, *(_measured(case, other) for other in others)] for title, (case, *others) in cases.items()]
     note = (
         "\nThe first column is block and code together, the second the block alone. In float32 on two cores of an AMD "
-        f"EPYC: the lowest and highest of up to {len(speeds.runs())} runs of `python benchmarks/speed.py` "
+        f"EPYC: lowest and highest of up to {len(speeds.runs())} runs of `python benchmarks/speed.py` "
         "([each run](docs/notes/performance.md)).\n"
     )
     return table(["", "against Hugging Face's GPT-2", "against our own `pre-ln`"], rows) + note
@@ -270,8 +266,8 @@ def demo() -> str:
     return (
         "The first `make demo` installs 2.5 GB, without CUDA. It then trains for about five minutes on two cores and "
         "ends with a table, samples of text, and a page of curves. Expect held-out losses of "
-        f"{' and '.join(losses)}. This run is shorter than the figure's, and both blocks have the same "
-        "learning rate, so don't read anything into which one is lower.\n"
+        f"{' and '.join(losses)}. It is shorter than the figure's, with one learning rate for both: "
+        "don't read anything into which is lower.\n"
     )
 
 
