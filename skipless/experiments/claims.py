@@ -117,7 +117,10 @@ class Claim:
     own: bool = False
     """Whether it is a check of ours rather than a claim of the paper."""
     control: Quantity | None = None
-    """What would be seen of a model that has learnt nothing: where that is within the tolerance, nothing is shown."""
+    """What would be seen of a model that has learnt nothing: where that is within the tolerance, nothing is shown.
+
+    Not a number for a seed in which no such model was measured.
+    """
     needs_time: bool = False
     """Whether the quantity asks for run times."""
 
@@ -135,12 +138,11 @@ class Claim:
             return self.undecided(what)
         if any(one.token_time is None for row in seeds.values() for one in row.values()) and self.needs_time:
             return self.undecided("the time of a token was not measured here: `skipless bench token-time`")
-        return self.verdict(
-            [self.quantity(row) for row in seeds.values()],
-            list(seeds),
-            self._shown(seeds.values()),
-            [self.control(row) for row in seeds.values()] if self.control else None,
-        )
+        values = {seed: self.quantity(row) for seed, row in seeds.items()}
+        if without := [seed for seed, value in values.items() if not math.isfinite(value)]:
+            return self.undecided(f"it cannot be computed for {self.seed} {_listed(without)}")
+        controls = [self.control(row) for row in seeds.values()] if self.control else None
+        return self.verdict(list(values.values()), list(seeds), self._shown(seeds.values()), controls)
 
     def undecided(self, why: str) -> Verdict:
         """The verdict where there is nothing to judge."""
@@ -188,10 +190,13 @@ class Claim:
         if count > 1 and least > self.tolerance:
             return f"with this spread a difference of {self._size(self.tolerance)} would often not have been seen"
         if controls is not None:
-            _, low, high = interval(controls, self.one_seed)
+            known = [control for control in controls if math.isfinite(control)]
+            if not known:
+                return "no model that has learnt nothing was measured beside it"
+            _, low, high = interval(known, self.one_seed)
             if low <= 0 <= high or min(abs(low), abs(high)) <= self.tolerance:
                 return (
-                    f"a model that has learnt nothing is only {self._size(abs(statistics.fmean(controls)))} away, "
+                    f"a model that has learnt nothing is only {self._size(abs(statistics.fmean(known)))} away, "
                     f"too close for a tolerance of {self._size(self.tolerance)} to tell apart"
                 )
         return ""
@@ -214,7 +219,9 @@ class Claim:
         parts = ", ".join(f"{label} {text}" for label, text in numbers.items())
         bounds = [f"{name} {self._figure(bound)}" for name, bound in self._bounds().items()]
         over = f"90% interval over {self.seed}s {_listed(seeds)}; least detectable effect {self._size(least)}"
-        if len(seeds) == 1:
+        if len(seeds) == 1 and not self.one_seed:
+            over = "the same for every seed"
+        elif len(seeds) == 1:
             over = f"one {self.seed}, so its spread is unknown and ±{self._size(self.one_seed)} is assumed"
         return f"{parts + ': ' if parts else ''}{mean} [{low}, {high}] ({over}); holds {' and '.join(bounds)}"
 
@@ -294,6 +301,54 @@ def differences(seed: Mapping[str, History], first: str, second: str) -> list[fl
 def throughout(first: str, second: str) -> Quantity:
     """How far one curve is above another, as a share, on average over the training."""
     return lambda seed: statistics.fmean(differences(seed, first, second))
+
+
+def apart(first: str, second: str) -> Quantity:
+    """How far two curves are apart, as a share, on average over the training: below 0 where the first is mostly lower.
+
+    Curves that cross are not alike because one is above as much as it is below, so sizes are averaged.
+    """
+
+    def quantity(seed: Mapping[str, History]) -> float:
+        found = differences(seed, first, second)
+        size = statistics.fmean(abs(difference) for difference in found)
+        return -size if statistics.fmean(found) < -size / 2 else size
+
+    return quantity
+
+
+@dataclass(frozen=True)
+class CountedClaim(Claim):
+    """A claim on what follows from the paper's configurations, such as a number of parameters: it needs no run."""
+
+    value: float = math.nan
+
+    def judge(self, evidence: Evidence) -> Verdict:
+        """The verdict on the value."""
+        return self.verdict([self.value], [0], {})
+
+
+def counted(
+    text: str, paper: str, blocks: tuple[str, str], measure: Callable[[str], float], above: float, below: float
+) -> CountedClaim:
+    """A claim on how much more of something one block's configuration has than another's, as a share."""
+    value = measure(blocks[0]) / measure(blocks[1]) - 1
+    claim = Claim(text, paper, blocks, lambda seed: value, above=above, below=below, one_seed=0.0, seed="count")
+    return CountedClaim(**vars(claim), value=value)
+
+
+LEARNING_RATE_STEP = math.sqrt(10)
+"""A step of the paper's grid of learning rates: 1e-4, 3e-4, 1e-3."""
+
+
+def learning_rates(text: str, paper: str, first: str, second: str, above: float, below: float) -> Claim:
+    """A claim on the learning rate that was tuned for one block divided by another's."""
+
+    def quantity(seed: Mapping[str, History]) -> float:
+        return seed[first].config.train.lr / seed[second].config.train.lr
+
+    claim = Claim(text, paper, (first, second), quantity, above=above, below=below, one_seed=0.0, form="z.2g")
+    return replace(claim, show=lambda history: history.config.train.lr)
 
 
 @dataclass(frozen=True)

@@ -26,17 +26,18 @@ BLOCKS = ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-nonorm")
 
 @dataclass(frozen=True)
 class Size:
-    """What is timed: a recipe, with a width and a batch of its own where the recipe's is too much for a CPU."""
+    """What is timed: a recipe, with a width of its own, and fewer rows where the recipe's are too many for a CPU."""
 
     name: str
     recipe: str
     d_model: int | None = None
     rows: int | None = None
 
-    def config(self, block: str) -> RunConfig:
-        """The training whose step is timed."""
+    def config(self, block: str, device: str = "cpu") -> RunConfig:
+        """The training whose step is timed: on an accelerator with as many rows as the recipe has at once."""
         cfg = recipe(self.recipe, block)
-        changes: dict[str, Any] = {"train.micro_batch": None, "train.batch_size": self.rows or cfg.train.batch_size}
+        rows = self.rows if device == "cpu" else cfg.train.micro_batch
+        changes: dict[str, Any] = {"train.micro_batch": None, "train.batch_size": rows or cfg.train.batch_size}
         if self.d_model is not None:
             d_ff = cfg.model.ff_width * self.d_model // cfg.model.d_model
             heads = max(1, cfg.model.n_head * self.d_model // cfg.model.d_model)
@@ -54,6 +55,7 @@ SIZES = {
         Size("decoder, width 512", "codeparrot", 512, 4),
         Size("decoder, width 768", "codeparrot", 768, 4),
         Size("encoder, width 768", "crammed-bert", 768, 4),
+        Size("books, width 768", "languini", 768, 1),
     )
 }
 """The laptop's own sizes, and the paper's models at growing width with as many sequences as a CPU can bear."""
@@ -114,8 +116,8 @@ def _config(name: str, block: str) -> RunConfig:
 
 
 def _key(cfg: RunConfig) -> tuple[Any, ...]:
-    """What the time of a token depends on."""
-    return cfg.task, cfg.model.override({"vocab_size": cfg.data.vocab_size}), cfg.data.seq_len, cfg.train.batch_size
+    """What the time of a token depends on, but for how many rows are computed at once: a CPU times a few of many."""
+    return cfg.task, cfg.model.override({"vocab_size": cfg.data.vocab_size}), cfg.data.seq_len
 
 
 def measure(name: str, rounds: int, device: str = "auto") -> dict[str, Any]:
@@ -127,7 +129,7 @@ def measure(name: str, rounds: int, device: str = "auto") -> dict[str, Any]:
     from skipless.tasks.bench import interleave
 
     place = pick_device(device)
-    steps = {block: training_step(SIZES[name].config(block), place) for block in BLOCKS}
+    steps = {block: training_step(SIZES[name].config(block, place.type), place) for block in BLOCKS}
     times = interleave({block: step for block, (step, _) in steps.items()}, rounds, place)
     seconds = {block: [float(f"{value / steps[block][1]:.5g}") for value in values] for block, values in times.items()}
     return {

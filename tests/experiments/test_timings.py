@@ -8,6 +8,7 @@ import pytest
 
 from skipless.cli import run
 from skipless.experiments import timings
+from skipless.experiments.scale import Scale
 from skipless.experiments.timings import BLOCKS, Timings
 
 
@@ -66,3 +67,17 @@ def test_figures_of_another_machine_are_not_kept(tmp_path, alive, capsys):
     assert measure(tmp_path, "decoder") == 0
     assert set(Timings.read(tmp_path).seconds) == {"decoder"}
     assert set(json.loads(capsys.readouterr().out.splitlines()[-1])["seconds"]) == {"decoder"}
+
+
+def test_the_papers_runs_have_the_time_of_their_size():
+    """A CPU times four rows of them; a GPU times as many as the recipe has at once."""
+    sizes = {"decoder": "decoder, width 768", "encoder": "encoder, width 768", "books": "books, width 768"}
+    found = Timings({size: {block: [2.0, 1.0, 9.0] for block in BLOCKS} for size in sizes.values()})
+    for kind, size in sizes.items():
+        for block in BLOCKS:
+            run = Scale("paper").run(kind, block)
+            assert found.of(run) == 2.0
+            assert found.of(run.override({"model.n_layer": 3})) is None
+            assert timings.SIZES[size].config(block).train.batch_size == (1 if kind == "books" else 4)
+            at_once = run.train.micro_batch or run.train.batch_size
+            assert timings.SIZES[size].config(block, "cuda").train.batch_size == at_once > 4

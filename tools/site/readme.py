@@ -162,7 +162,7 @@ def _without(name: str) -> str:
 
 def _or(parts: list[str]) -> str:
     """`a, b or c`."""
-    return " or ".join(filter(None, [", ".join(parts[:-1]), *parts[-1:]]))
+    return " or ".join(part for part in (", ".join(parts[:-1]), *parts[-1:]) if part)
 
 
 def _parameters(name: str) -> str:

@@ -3,7 +3,15 @@
 import statistics
 from collections.abc import Callable, Mapping
 
-from skipless.experiments.claims import Claim, compare, differences, throughout, valid_loss
+from skipless.experiments.claims import (
+    LEARNING_RATE_STEP,
+    Claim,
+    compare,
+    differences,
+    learning_rates,
+    throughout,
+    valid_loss,
+)
 from skipless.experiments.evidence import Evidence, History, final_ratios
 from skipless.experiments.experiment import Configs, experiment
 from skipless.experiments.outcome import Plot
@@ -41,11 +49,12 @@ def _schedule_configs(scale: Scale) -> Configs:
 
 
 def _trails(first: str, second: str) -> Callable[[Mapping[str, History]], float]:
-    """The share of the evaluations before the end at which the first is higher."""
+    """The share of the evaluations at which the first is higher, from the end of the warm-up to near the end."""
 
     def quantity(seed: Mapping[str, History]) -> float:
         mine, other = seed[first].curve(), seed[second].curve()
-        steps = [step for step in mine if step in other and step <= LATE * max(mine)]
+        start, end = seed[first].config.train.warmup_share * max(mine), LATE * max(mine)
+        steps = [step for step in mine if step in other and start < step <= end]
         return sum(mine[step] > other[step] for step in steps) / len(steps)
 
     return quantity
@@ -66,7 +75,7 @@ def _schedule(scale: Scale) -> list[Claim]:
         *(beats(linear, cosine, lower) for linear, cosine in pairs),
         *(
             Claim(
-                f"{linear} is above {cosine} at most evaluations before the last tenth",
+                f"{linear} is above {cosine} at most evaluations between warm-up and the last tenth",
                 late,
                 (linear, cosine),
                 _trails(linear, cosine),
@@ -281,4 +290,15 @@ def _mlp_skipless(scale: Scale) -> list[Claim]:
     paper = "“all blocks without MLP skip train significantly slower than our SAS block”"
     slower = [clearly_behind(variant, "sas", paper, SLIGHT) for variant in variants]
     hurts = "“linearising ReLU into LReLU seemed to hurt training speed rather than help it”"
-    return [*slower, *(compare(f"{v} ends higher than ReLU", hurts, v, variants[0], above=0) for v in variants[1:])]
+    return [
+        *slower,
+        *(compare(f"{v} ends higher than ReLU", hurts, v, variants[0], above=0) for v in variants[1:]),
+        learning_rates(
+            f"{variants[0]} was tuned to a learning rate an order of magnitude below that of sas (a sixth or less)",
+            "“required an order of magnitude smaller learning rate ($1e-4$ vs $1e-3)$ otherwise training was unstable”",
+            variants[0],
+            "sas",
+            above=0,
+            below=LEARNING_RATE_STEP**-1.5,
+        ),
+    ]

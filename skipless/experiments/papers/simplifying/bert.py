@@ -4,18 +4,27 @@ import math
 import statistics
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
+from functools import partial
 from typing import Any
 
 from skipless.analysis.costs import count_parameters
-from skipless.experiments.claims import Claim, compare, faster
+from skipless.experiments.claims import Claim, compare, counted, faster
 from skipless.experiments.evidence import Evidence, History
 from skipless.experiments.experiment import MANY, Configs, experiment
 from skipless.experiments.outcome import Plot, Verdict
-from skipless.experiments.papers.simplifying.bounds import NUMBER, SIX, SLIGHT, clearly_behind, losses, matches_in_time
+from skipless.experiments.papers.simplifying.bounds import (
+    MATCH,
+    NUMBER,
+    SIX,
+    SLIGHT,
+    clearly_behind,
+    losses,
+    matches,
+    paper_parameters,
+)
 from skipless.experiments.report.series import bar_plot, bar_series
 from skipless.experiments.scale import PROTOCOLS, Scale
 from skipless.experiments.timings import PAPER_ENCODER
-from skipless.recipes import recipe
 from skipless.tasks.glue_results import AVERAGE, scores, summarise
 
 GLUE_MATCH = 1.5
@@ -48,8 +57,7 @@ def _fig7(scale: Scale) -> list[Claim]:
         "runtime”"
     )
     return [
-        matches_in_time("sas", "pre-ln", paper),
-        matches_in_time("sas-p", "pre-ln", paper),
+        *(matches(block, "pre-ln", paper, "at the end of the training") for block in ("sas", "sas-p")),
         compare(
             "sas-p-nonorm is at most slightly behind pre-ln",
             paper,
@@ -58,7 +66,15 @@ def _fig7(scale: Scale) -> list[Claim]:
             below=SLIGHT,
         ),
         clearly_behind("v-skipinit", "pre-ln", "“once again leads to a significant loss of training speed”"),
+        *(() if scale.is_paper else (_no_longer(block) for block in ("sas", "sas-p"))),
     ]
+
+
+def _no_longer(block: str) -> Claim:
+    """The paper's encoders end after 24 hours, a laptop's after as many tokens: so these may not take more time."""
+    claim = faster(block, "pre-ln", "(at equal numbers of tokens, a match in run time needs this)", "encoder")
+    text = f"{block} takes no more time for a training token than pre-ln (encoder, to {MATCH:.0%})"
+    return replace(claim, text=text, below=MATCH, own=True)
 
 
 # ------------------------------------------------------------------------------------ GLUE
@@ -227,9 +243,10 @@ def _average(glue: Mapping[str, Any]) -> float:
 
 
 def _learnt(seed: Mapping[str, History]) -> float:
-    """How many points a random encoder is below the pre-trained Pre-LN, over the tasks that both have."""
-    differences = task_differences(seed["pre-ln"].scratch, seed["pre-ln"].glue)
-    return statistics.fmean(differences.values()) if differences else math.nan
+    """How many points a random encoder's average is below the pre-trained Pre-LN's; no number where it lacks a task."""
+    glue, scratch = seed["pre-ln"].glue, seed["pre-ln"].scratch
+    differences = task_differences(scratch, glue)
+    return statistics.fmean(differences.values()) if glue and set(differences) == set(glue["tasks"]) else math.nan
 
 
 @experiment(
@@ -261,18 +278,21 @@ def _tab1(scale: Scale) -> list[Claim]:
                 below=GLUE_MATCH,
                 better="high",
                 one_seed=1.0,
-                control=_learnt,
+                control=_learnt if PROTOCOLS[scale.name].baselines else None,
                 show=glue_mean,
             )
             for block, paper in found.items()
         ),
-        Claim(
-            "sas has at least 15% fewer parameters than pre-ln, in the paper's configuration",
-            "“our models have around 15% fewer parameters” (101M against 120M)",
-            ("sas", "pre-ln"),
-            lambda seed: paper_parameters("sas") / paper_parameters("pre-ln") - 1,
-            below=-0.15,
-            one_seed=0.0,
+        *(
+            counted(
+                f"{block} has at least 15% fewer parameters than pre-ln, in the paper's encoder",
+                "“our models have around 15% fewer parameters” (101M against 120M)",
+                (block, "pre-ln"),
+                partial(paper_parameters, "crammed-bert"),
+                above=-1,
+                below=-0.15,
+            )
+            for block in ("sas", "sas-p")
         ),
         *(
             faster(first, second, f"speeds of {SPEEDS[first]} and {SPEEDS[second]}", PAPER_ENCODER)
@@ -288,16 +308,11 @@ SPEED_ORDER = ("v-skipinit", "pre-ln", "parallel", "sas", "sas-p")
 """From the slowest on; each block is followed by the next faster one."""
 
 
-def paper_parameters(block: str) -> int:
-    """Trainable parameters at the paper's size."""
-    return sum(count_parameters(recipe("crammed-bert", block).model).values())
-
-
 @experiment(
     "tab2",
     "BERT: GLUE per task",
     "The simplified blocks are within 3 points of Pre-LN in every task (STS-B is their worst: 84.7 and 85.2 against "
-    "87.6) and above it in RTE and CoLA.",
+    "87.6) and above it in SST-2, RTE and CoLA.",
     _encoders(*SIX),
     _task_plots,
     on_glue=True,
@@ -305,7 +320,11 @@ def paper_parameters(block: str) -> int:
 )
 def _tab2(scale: Scale) -> list[Claim]:
     papers = {"sas": "−2.9, in STS-B", "sas-p": "−2.4, in STS-B"}
-    better = {"rte": ("RTE", "58.4 and 59.1 against 56.3"), "cola": ("CoLA", "50.6 and 50.5 against 49.4")}
+    better = {
+        "sst2": ("SST-2", "90.3 and 90.8 against 89.9"),
+        "rte": ("RTE", "58.4 and 59.1 against 56.3"),
+        "cola": ("CoLA", "50.6 and 50.5 against 49.4"),
+    }
     worst = [
         GlueClaim(
             f"{block} is at most 4 points below pre-ln in its worst task",

@@ -5,12 +5,14 @@ Losses are compared as shares of the other block's; see docs/experiments.md.
 
 from collections.abc import Callable
 
+from skipless.analysis.costs import count_parameters
 from skipless.experiments.claims import Claim, at_equal_time, compare
 from skipless.experiments.evidence import Evidence
 from skipless.experiments.experiment import Configs
 from skipless.experiments.outcome import Plot
 from skipless.experiments.report.series import loss_plot
 from skipless.experiments.scale import Scale
+from skipless.recipes import recipe
 
 MATCH = 0.02
 """`matches`: at most 2% apart. `clearly`, `significantly` slower: more than 2% above."""
@@ -37,6 +39,11 @@ SHARE, NUMBER = "z.0%", "z.3g"
 """How a quantity is written that is not the difference between two blocks."""
 
 SIX = ("pre-ln", "parallel", "v-skipinit", "sas", "sas-p", "sas-p-nonorm")
+
+
+def paper_parameters(name: str, block: str) -> int:
+    """Trainable parameters with a block in a recipe of the paper."""
+    return sum(count_parameters(recipe(name, block).model).values())
 
 
 def decoders(*blocks: str) -> Callable[[Scale], Configs]:
