@@ -52,6 +52,17 @@ def _own_name(name: str) -> str:
     return name.removeprefix("model.").replace("lm_head.", "head.", 1)
 
 
+def _labels(info: dict[str, Any], folder: Path) -> tuple[str, ...]:
+    """The classes by their numbers. In a file they may stand in any order: sorted as text, 10 comes before 2."""
+    names = info.get("id2label")
+    if not isinstance(names, dict) or not names:
+        return UNNAMED
+    try:
+        return tuple(str(names[str(number)]) for number in range(len(names)))
+    except KeyError as error:
+        raise UserError(f"{str(folder / 'config.json')!r}: id2label has no class {error.args[0]}") from None
+
+
 def load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier | OnnxCausalLM:
     """The model of an export, in eval mode and with its tokeniser, where it has one."""
     info = _export_info(folder)
@@ -64,8 +75,7 @@ def load_export(folder: Path) -> CausalLM | MaskedLM | SequenceClassifier | Onnx
         cfg = ModelConfig.model_validate({key: info[key] for key in ModelConfig.model_fields if key in info})
     except ValidationError as error:
         raise UserError(f"{str(folder / 'config.json')!r}: {explain(error)}{missing_plugins(info)}") from None
-    names = info.get("id2label")
-    labels = tuple(map(str, names.values())) if isinstance(names, dict) and names else UNNAMED
+    labels = _labels(info, folder)
     tokenizer = Tokenizer.load(folder) if (folder / "tokenizer.json").exists() else None
     files = sorted(folder.glob("*.safetensors"))
     if not files and isinstance(info.get("onnx"), dict):
