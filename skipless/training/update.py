@@ -83,6 +83,10 @@ class Update:
         self.group = group or Group()
         self.names: dict[Parameter, str] = {parameter: name for name, parameter in model.named_parameters()}
         self.optimizers: list[Optimizer] = make_optimizers(model, cfg, self.group)
+        held = {p for optimizer in self.optimizers for options in optimizer.param_groups for p in options["params"]}
+        self.trained = {parameter: name for parameter, name in self.names.items() if parameter in held}
+        self.untrained = {parameter: name for parameter, name in self.names.items() if parameter not in held}
+        model.zero_grad(set_to_none=True)  # of whatever was done with the model before
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.average = None if cfg.ema is None else WeightAverage(self.names, cfg.ema, self.group)
         self._rng = self._seeded_rng(0)
@@ -98,12 +102,13 @@ class Update:
 
         Raises NonFinite, with the update's `name`, and changes no weight, where the loss or the gradient is not finite.
         """
+        self._check_held()
         lr = learning_rate(self.cfg, progress)
         set_lr(self.optimizers, lr)
         total = self._accumulate(batches)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        gradients = [parameter.grad for parameter in self.names if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.trained if parameter.grad is not None]
         norm = self.group.norm(gradients)
         (loss,) = self.group.sum(total.item())
         grad_norm = norm.item()
@@ -135,6 +140,15 @@ class Update:
             total += loss.detach()
         return total
 
+    def _check_held(self) -> None:
+        """Raise where a parameter requires a gradient and no optimiser would ever change it."""
+        ignored = [name for parameter, name in self.untrained.items() if parameter.requires_grad]
+        if ignored:
+            raise UserError(
+                f"no optimiser holds {ignored[0]}{f' and {len(ignored) - 1} more' if ignored[1:] else ''}, which "
+                "requires a gradient: freeze it, or unfreeze it before the training begins"
+            )
+
     def _zero_gradients(self) -> None:
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=self.group.drops_gradients)
@@ -146,7 +160,7 @@ class Update:
         if not math.isfinite(loss):
             what, where = f"the loss is {loss}", self._first_bad_layer(batches)
         elif not math.isfinite(norm) and not scaled:
-            what, where = f"the gradient's norm is {norm}", first_bad_gradient(self.names, self.group)
+            what, where = f"the gradient's norm is {norm}", first_bad_gradient(self.trained, self.group)
         else:
             return
         self._zero_gradients()  # else they would be part of the next update, if the caller continues

@@ -110,6 +110,33 @@ def test_an_update_owes_nothing_to_the_gradient_before():
     assert all(torch.equal(tensor, weights(fresh)[name]) for name, tensor in weights(update).items())
 
 
+def test_an_update_owes_nothing_to_what_was_done_with_the_model_before():
+    """Neither through the gradients of what it trains nor, by norm and clipping, through those of what is frozen."""
+    found = []
+    for used in (False, True):
+        torch.manual_seed(1)
+        model = CausalLM(SHAPE)
+        if used:
+            (50 * model.loss(batch().ids, batch().labels)).backward()
+        model.embedding.weight.requires_grad_(False)
+        update = Update(model, DESCENT.replace(clip=0.1))
+        found.append((update.make([batch()], 0.5), update.make([batch(seed=1)], 0.5), weights(update)))
+    (first, second, after), (again, next_one, after_use) = found
+    assert (again, next_one) == (first, second)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in after_use.items())
+
+
+def test_a_parameter_that_no_optimiser_holds_is_not_ignored():
+    torch.manual_seed(1)
+    model = CausalLM(SHAPE)
+    model.embedding.weight.requires_grad_(False)
+    update = Update(model, DESCENT)
+    update.make([batch()], 0.5)
+    model.embedding.weight.requires_grad_(True)
+    with pytest.raises(UserError, match=r"no optimiser holds embedding\.weight, which requires a gradient"):
+        update.make([batch()], 0.5)
+
+
 def test_the_sum_of_the_losses_keeps_no_graph():
     """Else what autograd holds of every micro-batch would live until the update ends."""
     update = make()
