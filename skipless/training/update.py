@@ -113,15 +113,20 @@ class Update:
         (loss,) = self.group.sum(total.item())
         grad_norm = norm.item()
         self._check_finite(loss, grad_norm, batches, name)
+        if math.isfinite(grad_norm):  # else the loss scale was too large, and no optimiser may step
+            self._step(gradients, norm)
+        self.scaler.update()
+        self._zero_gradients()
+        return UpdateResult(loss, grad_norm, lr)
+
+    def _step(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
+        """Clip, and change the weights and their average."""
         if self.cfg.clip is not None:
             clip_gradients([self.group.local(gradient) for gradient in gradients], self.cfg.clip, norm)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
-        self.scaler.update()
-        self._zero_gradients()
         if self.average is not None:
             self.average.update()
-        return UpdateResult(loss, grad_norm, lr)
 
     def _accumulate(self, batches: Sequence[MicroBatch]) -> Tensor:
         """Add up the gradients of the micro-batches; returns this process's part of the mean loss.

@@ -285,6 +285,24 @@ def test_an_update_with_products_in_bfloat16():
     assert done.returncode == 0, done.stderr
 
 
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_overflows_in_float16_changes_nothing_but_the_loss_scale(value):
+    """The embedding is AdamW's. Muon's matrices, whose gradients are finite, wait too, and so does the average."""
+    update = Update(make().model, TrainConfig(steps=10, optimizer="muon", ema=0.5), dtype=torch.float16)
+    assert len(update.optimizers) == 2
+    before, scale = weights(update), update.scaler.get_scale()
+    averages = {name: tensor.clone() for name, tensor in update.average.tensors.items()}
+    hook = update.model.embedding.weight.register_hook(lambda gradient: torch.full_like(gradient, value))
+    update.make([batch()], 0.5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(update).items())
+    assert all(torch.equal(tensor, averages[name]) for name, tensor in update.average.tensors.items())
+    assert (update.average.steps, update.scaler.get_scale()) == (0, scale / 2)
+    hook.remove()
+    update.make([batch()], 0.5)
+    assert not torch.equal(weights(update)["embedding.weight"], before["embedding.weight"])
+    assert update.nonfinite_parameters() == []
+
+
 # ---------------------------------------------------------------------------- save and restore
 
 
