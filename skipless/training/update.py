@@ -102,7 +102,7 @@ class Update:
 
         Raises NonFinite, with the update's `name`, and changes no weight, where the loss or the gradient is not finite.
         """
-        self._check_held()
+        self._check_held(name)
         lr = learning_rate(self.cfg, progress)
         set_lr(self.optimizers, lr)
         total = self._accumulate(batches)
@@ -145,13 +145,14 @@ class Update:
             total += loss.detach()
         return total
 
-    def _check_held(self) -> None:
+    def _check_held(self, name: str) -> None:
         """Raise where a parameter requires a gradient and no optimiser would ever change it."""
-        ignored = [name for parameter, name in self.untrained.items() if parameter.requires_grad]
+        ignored = [one for parameter, one in self.untrained.items() if parameter.requires_grad]
         if ignored:
+            more = f" and {len(ignored) - 1} more" if ignored[1:] else ""
             raise UserError(
-                f"no optimiser holds {ignored[0]}{f' and {len(ignored) - 1} more' if ignored[1:] else ''}, which "
-                "requires a gradient: freeze it, or unfreeze it before the training begins"
+                f"{name}: no optimiser holds {ignored[0]}{more}, which requires a gradient: "
+                "freeze it, or unfreeze it before the training begins"
             )
 
     def _zero_gradients(self) -> None:
