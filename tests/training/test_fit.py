@@ -165,6 +165,50 @@ def test_callbacks_are_told_what_happened(tmp_path):
     assert saves == [4, 8, 12]
 
 
+class Once:
+    """An iterator that cannot begin again."""
+
+    def __init__(self, items):
+        self.items = iter(items)
+
+    def __iter__(self):
+        return self.items
+
+
+@pytest.mark.parametrize("kind", ["dataset", "iterable", "once", "loss", "collate"])
+def test_a_budget_in_tokens_is_scheduled_by_what_is_counted(kind):
+    """As a training of as many steps, with the same warm-up: rows are shorter than the longest that the model takes."""
+    rows, more, each = [torch.arange(9) + number for number in range(24)], {}, 8
+    if kind == "loss":
+        more, each = {"loss": lambda model, batch: model.loss(batch[:, :-1], batch[:, 1:])}, 1
+    elif kind == "collate":
+        more = {"collate": torch.stack}
+    elif kind in ("iterable", "once"):
+        make = Once if kind == "once" else lambda items: type("Again", (), {"__iter__": lambda self: iter(items)})()
+    how = {"batch_size": 4, "lr": 1e-3, "warmup": 0.3, "sample_every": 0, **more}
+    found = []
+    for budget in ({"steps": 6}, {"tokens": 6 * 4 * each}):
+        told = []
+        data = make(rows) if kind in ("iterable", "once") else rows
+        skipless.fit(CFG, data, on_step=told.append, **budget, **how)
+        found.append(told)
+    assert found[1] == found[0]
+
+
+def test_a_budget_in_tokens_on_rows_of_any_length_resumes_bit_for_bit(tmp_path):
+    rows = [torch.arange(5 + number % 9) for number in range(30)]
+    how = {"tokens": 500, "batch_size": 4, "micro_batch": 2, "batch_ramp": 0.5, "warmup": 0.3, "save_every": 3}
+    how |= {"sample_every": 0, "log_every": 1}
+    fitted = skipless.fit(CFG, rows, folder=tmp_path / "reference", **how)
+    rates = [line["lr"] for line in fitted.metrics if "lr" in line]
+    assert rates[0] < rates[1] < rates[2]
+    assert rates[-1] < rates[-2] < max(rates)
+    with pytest.raises(Stop):
+        skipless.fit(CFG, rows, folder=tmp_path / "run", on_step=stop_at(5), **how)
+    skipless.fit(CFG, rows, folder=tmp_path / "run", resume=True, **how)
+    assert_same_run(tmp_path / "run", tmp_path / "reference")
+
+
 def test_a_source_is_what_the_command_trains(source, cache_dir, tmp_path):
     cfg = tiny(source)
     train(cfg, tmp_path / "reference", trackers=[], cache_dir=cache_dir)
