@@ -237,5 +237,7 @@ class OwnDataTrainer(Trainer):
                 weight += batch.weight
         finally:
             self.model.train()
+        if not weight:
+            raise UserError("all labels of the held-out data are ignored")
         loss = total / weight
         return Evaluation(loss, math.exp(min(loss, 700)), None, len(valid), weight)

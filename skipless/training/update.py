@@ -43,9 +43,13 @@ class MicroBatch:
     attention_mask: Tensor | None = None
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The arguments of `model.loss` on a device."""
+        """The arguments of `model.loss` on a device.
+
+        Without weight any labels will do; the mean over none would be 0/0, of which nothing can be multiplied away.
+        """
         mask = None if self.attention_mask is None else self.attention_mask.to(device)
-        return self.ids.to(device), self.labels.to(device), mask
+        labels = self.labels if self.weight else self.labels.clamp(min=0)
+        return self.ids.to(device), labels.to(device), mask
 
 
 @dataclass(frozen=True)
@@ -103,9 +107,12 @@ class Update:
         Raises NonFinite, with the update's `name`, and changes no weight, where the loss or the gradient is not finite.
         """
         self._check_held(name)
+        (labels,) = self.group.sum(sum(batch.weight for batch in batches))
+        if not labels:
+            raise UserError(f"{name}: all labels are ignored, so there is nothing to learn: leave out such rows")
         lr = learning_rate(self.cfg, progress)
         set_lr(self.optimizers, lr)
-        total = self._accumulate(batches)
+        total = self._accumulate(batches, labels)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
         gradients = [parameter.grad for parameter in self.trained if parameter.grad is not None]
@@ -128,14 +135,13 @@ class Update:
         if self.average is not None:
             self.average.update()
 
-    def _accumulate(self, batches: Sequence[MicroBatch]) -> Tensor:
+    def _accumulate(self, batches: Sequence[MicroBatch], labels: float) -> Tensor:
         """Add up the gradients of the micro-batches; returns this process's part of the mean loss.
 
-        The mean is over the labels of all processes: each micro-batch counts by its share of these, and then by the
+        The mean is over the `labels` of all processes: each micro-batch counts by its share of these, and then by the
         number of processes, for the gradients are averaged over them.
         """
         group, loss_of = self.group, self.own_loss or self.model.loss
-        (labels,) = group.sum(sum(batch.weight for batch in batches))
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             with group.accumulating(last=number == len(batches) - 1):

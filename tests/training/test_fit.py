@@ -122,6 +122,22 @@ def test_pairs_mappings_and_rows_are_the_same_batches(tmp_path):
     assert len(set(tokens)) == 1
 
 
+def test_items_without_labels_count_for_nothing():
+    rows = [(torch.arange(8) + number, torch.arange(1, 9) + number) for number in range(12)]
+    ignored = (torch.arange(8), torch.full((8,), IGNORED))
+    how = {**QUICK, "micro_batch": 1, "steps": 3}
+    fitted = skipless.fit(CFG, [*rows, ignored], valid=[ignored, *rows[:3]], **{**how, "batch_size": 13})
+    alone = skipless.fit(CFG, rows, valid=rows[:3], **{**how, "batch_size": 12})
+    for line, expected in zip(fitted.metrics, alone.metrics, strict=True):
+        assert line["tokens"] == expected["tokens"]
+        for key in line.keys() & {"loss", "valid_loss", "grad_norm"}:
+            assert line[key] == pytest.approx(expected[key], rel=1e-4)
+    with pytest.raises(UserError, match="step 1: all labels are ignored"):
+        skipless.fit(CFG, [ignored], **how)
+    with pytest.raises(UserError, match="all labels of the held-out data are ignored"):
+        skipless.fit(CFG, rows, valid=[ignored], **how)
+
+
 def test_a_loss_and_a_batch_of_ones_own(tmp_path):
     """A mean over the last token alone, from items that are words."""
     words = ["abc", "bcd", "cde", "def"] * 3

@@ -93,6 +93,17 @@ def test_a_micro_batch_of_no_weight_counts_for_nothing():
     assert all(torch.equal(tensor, weights(along)[name]) for name, tensor in weights(alone).items())
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_micro_batch_without_labels_counts_for_nothing(kind):
+    alone, along = make(kind), make(kind)
+    other = batch(kind, seed=1)
+    ignored = MicroBatch(other.ids, torch.full_like(other.labels, -100), 0, other.attention_mask)
+    assert along.make([ignored, batch(kind), ignored], 0.5) == alone.make([batch(kind)], 0.5)
+    assert all(torch.equal(tensor, weights(along)[name]) for name, tensor in weights(alone).items())
+    with pytest.raises(UserError, match="step 2: all labels are ignored"):
+        along.make([ignored], 0.5, "step 2")
+
+
 def test_the_loss_is_that_of_the_model_before_the_update():
     update, one = make(), batch()
     with torch.no_grad():
@@ -140,7 +151,7 @@ def test_a_parameter_that_no_optimiser_holds_is_not_ignored():
 def test_the_sum_of_the_losses_keeps_no_graph():
     """Else what autograd holds of every micro-batch would live until the update ends."""
     update = make()
-    assert not update._accumulate([batch(seed=number) for number in range(3)]).requires_grad
+    assert not update._accumulate([batch(seed=number) for number in range(3)], 96).requires_grad
     assert all(parameter.grad is not None for parameter in update.model.parameters())
 
 
