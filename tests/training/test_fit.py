@@ -8,6 +8,7 @@ import skipless
 from skipless.errors import UserError
 from skipless.nn.model import IGNORED
 from skipless.runs import Run
+from skipless.storage.saver import BackgroundSaver
 from skipless.training.train import train
 from tests.helpers.tiny_runs import assert_same_run, newest, records, tiny
 
@@ -179,6 +180,20 @@ def test_callbacks_are_told_what_happened(tmp_path):
     assert lines[0]["loss"] == pytest.approx(sum(record["loss"] for record in steps[:3]) / 3)
     assert [record["step"] for record in evaluations] == [0, 6, 12]
     assert saves == [4, 8, 12]
+
+
+def test_a_checkpoint_is_there_while_it_is_told_of(tmp_path, monkeypatch):
+    """Though only one is kept, and the next one is written in another thread."""
+    seen, submit = [], BackgroundSaver.submit
+
+    def submit_and_wait(self, *args, **more):
+        submit(self, *args, **more)
+        self.wait()
+
+    monkeypatch.setattr(BackgroundSaver, "submit", submit_and_wait)
+    told = {"on_save": lambda step, folder: seen.append((step, (folder / "manifest.json").exists()))}
+    skipless.fit(CFG, Counting(), folder=tmp_path / "run", **{**QUICK, "keep_last": 1}, **told)
+    assert seen == [(4, True), (8, True), (12, True)]
 
 
 class Once:
