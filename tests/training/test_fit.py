@@ -1,5 +1,7 @@
 """`skipless.fit`: a source or data of one's own, a loss of one's own, callbacks, and the same checkpoints."""
 
+import signal
+
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -9,6 +11,7 @@ from skipless.errors import UserError
 from skipless.nn.model import IGNORED
 from skipless.runs import Run
 from skipless.storage.saver import BackgroundSaver
+from skipless.training.stopping import Interrupted
 from skipless.training.train import train
 from tests.helpers.tiny_runs import assert_same_run, newest, records, tiny
 
@@ -180,6 +183,19 @@ def test_callbacks_are_told_what_happened(tmp_path):
     assert lines[0]["loss"] == pytest.approx(sum(record["loss"] for record in steps[:3]) / 3)
     assert [record["step"] for record in evaluations] == [0, 6, 12]
     assert saves == [4, 8, 12]
+
+
+def test_interrupted_it_says_what_was_kept(tmp_path):
+    def interrupt(record):
+        if record["step"] == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match=r"^SIGINT: stopped at step 5; nothing is kept without a folder$") as caught:
+        skipless.fit(CFG, Counting(), on_step=interrupt, **QUICK)
+    assert caught.value.status == 130
+    with pytest.raises(Interrupted, match=r"^SIGINT: saved at step 5; continue with resume=True$"):
+        skipless.fit(CFG, Counting(), folder=tmp_path / "run", on_step=interrupt, **QUICK)
+    assert newest(tmp_path / "run").name == "step-00000005"
 
 
 def test_a_checkpoint_is_there_while_it_is_told_of(tmp_path, monkeypatch):
