@@ -174,9 +174,12 @@ def finetune(
         observer = StopOnClosedPipe(observer, signals.group.ask_to_stop)
         sweep(folder)
         sweep(run.folder, f"{folder.name}.json")
+        path = run.folder / f"{folder.name}.json"
         if fresh:
             _clear(folder)
-        results = Results.open(run.folder / f"{folder.name}.json", cfg, weights_identity(encoder), fresh=fresh)
+        elif not path.exists():
+            _remove_unknown(folder, path, observer)
+        results = Results.open(path, cfg, weights_identity(encoder), fresh=fresh)
         try:
             GlueRunner(run, cfg, results, encoder, observer, signals, save_seconds, place).train(read, seeds)
         finally:
@@ -188,6 +191,13 @@ def _clear(folder: Path) -> None:
     for entry in folder.iterdir():
         if entry.is_dir():
             remove_folder(entry)
+
+
+def _remove_unknown(folder: Path, results: Path, observer: Observer) -> None:
+    """Remove checkpoints of which nobody knows the settings any more."""
+    for begun in sorted(folder.glob("*-seed-*")):
+        remove_folder(begun)
+        observer.message(f"{begun.name} begins anew: {results} is gone, which said with what settings it was begun")
 
 
 def weights_identity(encoder: MaskedLM | CausalLM | None) -> str:

@@ -16,20 +16,25 @@ class WeightAverage:
     """An exponential average of a model's parameters: average ← f·average + (1 − f)·weights after each step.
 
     The factor f grows to `decay` by (1 + n)/(10 + n), or the random weights of the start would stay in it for long.
-    Where the model is sharded, each process averages its shards.
+    It is in float32 at least, for in bfloat16 steps as small as (1 − f) of the way are rounded off. Where the model is
+    sharded, each process averages its shards.
     """
 
     def __init__(self, names: Mapping[Parameter, str], decay: float, group: Group) -> None:
         self.decay, self.group, self.steps = decay, group, 0
         self.parameters = list(names)
-        self.tensors: dict[str, Tensor] = {name: p.detach().clone() for p, name in names.items()}
+        self.tensors: dict[str, Tensor] = {
+            name: p.detach().to(torch.promote_types(p.dtype, torch.float32), copy=True) for p, name in names.items()
+        }
 
     @torch.no_grad()
     def update(self) -> None:
         """Take in the weights after a step."""
         self.steps += 1
         factor = min(self.decay, (1 + self.steps) / (10 + self.steps))
-        torch._foreach_lerp_(self._averages(), self._weights(), 1 - factor)
+        averages = self._averages()
+        weights = [weight.to(average.dtype) for average, weight in zip(averages, self._weights(), strict=True)]
+        torch._foreach_lerp_(averages, weights, 1 - factor)
 
     def _averages(self) -> list[Tensor]:
         return [self.group.local(tensor) for tensor in self.tensors.values()]
@@ -40,11 +45,19 @@ class WeightAverage:
     @contextmanager
     def in_place(self) -> Iterator[None]:
         """Context manager: the model has the averaged weights. Nothing may be saved meanwhile."""
+        finer = self._finer()
         self._swap()
         try:
             yield
         finally:
             self._swap()
+            for average, exact in finer:
+                average.copy_(exact)
+
+    def _finer(self) -> list[tuple[Tensor, Tensor]]:
+        """The averages that are rounded on their way through the model, each with a copy."""
+        both = zip(self._averages(), self._weights(), strict=True)
+        return [(average, average.clone()) for average, weight in both if average.dtype != weight.dtype]
 
     @torch.no_grad()
     def _swap(self) -> None:

@@ -17,6 +17,7 @@ from skipless.runs import Run
 from skipless.training.observer import Observer
 from skipless.training.own_data import Loss, OwnData
 from skipless.training.recompute import keep_activations
+from skipless.training.stopping import Interrupted
 from skipless.training.train import train
 
 
@@ -119,16 +120,20 @@ def fit(
         raise UserError("to resume there must be a folder")
     with tempfile.TemporaryDirectory() if folder is None else nullcontext(folder) as place:
         where = Path(place) / "run" if folder is None else Path(place)
-        run = train(
-            cfg,
-            where,
-            resume=resume,
-            trackers=[],
-            observer=callbacks,
-            cache_dir=cache_dir,
-            model=given,
-            data=own_data,
-        )
+        try:
+            run = train(
+                cfg,
+                where,
+                resume=resume,
+                trackers=[],
+                observer=callbacks,
+                cache_dir=cache_dir,
+                model=given,
+                data=own_data,
+            )
+        except Interrupted as stopped:
+            again = None if folder is None else "resume=True"
+            raise Interrupted(stopped.number, stopped.step, again) from None
         metrics = list(run.metrics())
     assert callbacks.model is not None
     keep_activations(callbacks.model)

@@ -157,11 +157,12 @@ class TrainingLoop:
             )
         if self.group.is_main_process:
             check_there(self.run.config_file, state.step)
+        self.saver.wait()
+        self._tell_saved()  # of the one before, which may be pruned as soon as this one is written
         journals = {"metrics": self.metrics.position(), "samples": self.samples.position()}
         score = state.valid_loss if state.evaluated == state.step else None
         description = {**self.trainer.description(), "journals": journals}
         self.saver.submit(state.step, self.group.to_save(self.trainer.tensors()), description, score)
-        self._tell_saved()  # of the one before: this one is being written
         self.saved, self.submitted = stage, state.step
 
     def _tell_saved(self) -> None:

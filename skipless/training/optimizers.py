@@ -14,7 +14,7 @@ from skipless.distributed.fsdp import FSDPGroup
 from skipless.distributed.group import Group
 from skipless.nn.attention import Attention
 from skipless.nn.model import Transformer
-from skipless.training.own_parts import own_part
+from skipless.training.own_parts import own_optimizers
 
 GroupKey = tuple[float, bool]
 """Factor on the learning rate, and whether weight decay applies."""
@@ -89,8 +89,7 @@ def make_optimizers(model: Transformer, cfg: TrainConfig, group: Group | None = 
     groups = parameter_groups(model, cfg.vp_lr_factor)
     if isinstance(cfg.optimizer, str) and cfg.optimizer in OPTIMIZERS:
         return _with_decay(OPTIMIZERS[cfg.optimizer](model, groups, cfg, group), cfg)
-    made = own_part("optimizer", cfg.optimizer, _select(groups, lambda name, p: True), cfg)
-    return _with_decay(made if isinstance(made, list | tuple) else [made], cfg)
+    return _with_decay(own_optimizers(_select(groups, lambda name, p: True), cfg), cfg)
 
 
 def _muon(model: Transformer, groups: "Groups", cfg: TrainConfig, group: Group | None) -> list[Optimizer]:

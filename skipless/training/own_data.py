@@ -23,6 +23,7 @@ from skipless.data import Tokenizer
 from skipless.data.counter_rng import mix, permute
 from skipless.errors import UserError
 from skipless.nn.model import IGNORED
+from skipless.training.schedule import batch_rows
 from skipless.training.trainer import Trainer
 from skipless.training.update import MicroBatch
 
@@ -65,6 +66,8 @@ class OwnData:
     seed: int = 0
     _position: int = field(default=0, init=False)
     _iterator: Iterator[Any] | None = field(default=None, init=False)
+    _read: list[Any] = field(default_factory=list, init=False)
+    """The items before the position that were asked for last: they may be asked for again."""
 
     def __post_init__(self) -> None:
         self.has_index = hasattr(self.train, "__getitem__") and hasattr(self.train, "__len__")
@@ -90,11 +93,13 @@ class OwnData:
             size = len(self.train)
             epoch, position = np.divmod(np.arange(first, first + count), size)
             return [self.train[int(index)] for index in permute(position, size, mix(self.seed, epoch))]
-        if self._iterator is None or first < self._position:
-            self._iterator, self._position = iter(self.train), 0
+        if self._iterator is None or first < self._position - len(self._read):
+            self._iterator, self._position, self._read = iter(self.train), 0, []
+        self._read = self._read[max(len(self._read) - (self._position - first), 0) :]
         while self._position < first:
             self._next()
-        return [self._next() for _ in range(count)]
+        self._read += [self._next() for _ in range(count - len(self._read))]
+        return self._read[:count]
 
     def _next(self) -> Any:
         assert self._iterator is not None
@@ -200,6 +205,18 @@ class OwnDataTrainer(Trainer):
         """Labels, or with a loss of one's own items."""
         return sum(batch.weight for batch in batches)
 
+    def _tokens_ahead(self) -> float:
+        """What a whole batch has if its items are like those so far; before the first step, like its own first ones."""
+        state, size = self.state, self.cfg.train.batch_size
+        return size * state.tokens / state.sequences if state.sequences else size * self._tokens_per_first_item
+
+    @cached_property
+    def _tokens_per_first_item(self) -> float:
+        if self.loss is not None:
+            return 1
+        rows = batch_rows(self.cfg.train, 0.0)
+        return self._tokens_in(rows, self._micro_batches(rows)) / rows
+
     def evaluate_for_tuning(self, between: Callable[[], None] = lambda: None) -> None:
         """There are no rows for it."""
 
@@ -220,5 +237,7 @@ class OwnDataTrainer(Trainer):
                 weight += batch.weight
         finally:
             self.model.train()
+        if not weight:
+            raise UserError("all labels of the held-out data are ignored")
         loss = total / weight
         return Evaluation(loss, math.exp(min(loss, 700)), None, len(valid), weight)

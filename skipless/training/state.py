@@ -15,10 +15,14 @@ from torch.optim import Optimizer
 
 from skipless.errors import UserError, first_line
 from skipless.runs import Run
+from skipless.storage.atomic_files import to_json
 from skipless.storage.checkpoint_format import Checkpoint
 from skipless.storage.tensors import NamedTensors
 
 Counters = TypeVar("Counters")
+
+CONFIGURED = ("params", "lr", "weight_decay", "factor", "decay")
+"""What the groups of every optimiser have from the configuration and the schedule."""
 
 
 class NoValidCheckpoint(UserError):
@@ -67,7 +71,8 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[Parameter, str]) -> t
     """The state of an optimiser by parameter: tensors by `<parameter>/<key>`, and the rest as JSON.
 
     Options of the groups, such as the learning rate, are not in it: those come from the configuration and the schedule.
-    The tensors are the optimiser's own, not copies.
+    Counters that an optimiser keeps among them are: numbers that are no longer what its options began with. The tensors
+    are the optimiser's own, not copies. A tensor of another shape than its parameter's is noted with its shape.
     """
     tensors: dict[str, Tensor] = {}
     described: dict[str, Any] = {}
@@ -77,7 +82,19 @@ def optimizer_tensors(optimizer: Optimizer, names: Mapping[Parameter, str]) -> t
         tensors.update({f"{name}/{key}": value for key, value in held.items()})
         scalars = {key: value for key, value in remembered.items() if key not in held}
         described[name] = {"tensors": sorted(held), "scalars": scalars}
-    return tensors, {"parameters": described}
+        shapes = {k: list(value.shape) for k, value in held.items() if value.dim() and value.shape != parameter.shape}
+        if shapes:
+            described[name]["shapes"] = shapes
+    counters = [_counters(optimizer, group) for group in optimizer.param_groups]
+    return tensors, {"parameters": described, **({"groups": counters} if any(counters) else {})}
+
+
+def _counters(optimizer: Optimizer, group: Mapping[str, Any]) -> dict[str, float]:
+    """The numbers in a group that its optimiser has changed."""
+    found = {
+        key: value for key, value in group.items() if key not in CONFIGURED and isinstance(value, bool | int | float)
+    }
+    return {key: value for key, value in found.items() if value != optimizer.defaults.get(key)}
 
 
 def load_optimizer(
@@ -97,11 +114,38 @@ def load_optimizer(
         entry = described[name]
         # Copies, for the optimiser changes its tensors in place and those of the caller are not its own.
         values = {key: tensors[f"{name}/{key}"].clone() for key in entry["tensors"]} | entry["scalars"]
-        _check_shapes(name, values, parameters[name])
+        _check_shapes(name, values, parameters[name], entry.get("shapes", {}))
         if values:
             remembered[index] = values
+    counters = state.get("groups", [{} for _ in optimizer.param_groups])
+    if len(counters) != len(optimizer.param_groups):
+        raise UserError(f"the stored optimiser has {len(counters)} groups, and this one {len(optimizer.param_groups)}")
     # PyTorch numbers parameters in the order of the groups, and knows which device each value belongs on.
     optimizer.load_state_dict({"state": remembered, "param_groups": optimizer.state_dict()["param_groups"]})
+    for group, changed in zip(optimizer.param_groups, counters, strict=True):
+        group.update({key: value for key, value in changed.items() if key not in CONFIGURED})
+
+
+def check_storable(optimizer: Optimizer, names: Mapping[Parameter, str], before: Sequence[Mapping[str, Any]]) -> None:
+    """Raise where a checkpoint cannot hold all that an optimiser remembers.
+
+    `before` are copies of its groups from before it stepped.
+    """
+    if set(optimizer.state) - set(names):
+        raise UserError("it remembers something that belongs to no parameter")
+    for old, group in zip(before, optimizer.param_groups, strict=True):
+        for key, value in group.items():
+            kept = key in CONFIGURED or isinstance(value, bool | int | float)
+            if not kept and (isinstance(value, Tensor) or value != old.get(key)):
+                raise UserError(
+                    f"it keeps a {type(value).__name__} in {key!r} of a group, where only numbers are stored"
+                )
+    for name, entry in optimizer_tensors(optimizer, names)[1]["parameters"].items():
+        for key, value in entry["scalars"].items():
+            try:
+                to_json(value)
+            except (TypeError, ValueError):
+                raise UserError(f"of {name} it remembers {key!r}, which is neither a tensor nor JSON") from None
 
 
 def _named_parameters(optimizer: Optimizer, names: Mapping[Parameter, str]) -> dict[str, Parameter]:
@@ -123,11 +167,16 @@ def _check_same(kind: str, expected: set[str], found: set[str]) -> None:
         raise UserError(f"the stored optimiser has other {kind}: {'; '.join(problems)}")
 
 
-def _check_shapes(name: str, values: Mapping[str, Any], parameter: Parameter) -> None:
+def _check_shapes(
+    name: str, values: Mapping[str, Any], parameter: Parameter, shapes: Mapping[str, Sequence[int]]
+) -> None:
+    """Raise where a tensor has neither the shape of its parameter nor the one that it is noted with."""
     for key, value in values.items():
-        if isinstance(value, Tensor) and value.dim() and value.shape != parameter.shape:
-            found, wanted = (" × ".join(map(str, shape)) for shape in (value.shape, parameter.shape))
-            raise UserError(f"the stored optimiser has {name}/{key} of {found}, and the parameter is {wanted}")
+        shape = tuple(shapes.get(key, parameter.shape))
+        if isinstance(value, Tensor) and value.dim() and tuple(value.shape) != shape:
+            found, wanted = (" × ".join(map(str, one)) for one in (value.shape, shape))
+            what = "it was saved as" if key in shapes else "the parameter is"
+            raise UserError(f"the stored optimiser has {name}/{key} of {found}, and {what} {wanted}")
 
 
 def rng_state() -> dict[str, Any]:

@@ -25,10 +25,14 @@ class NonFinite(TrainingStopped):
 
 
 class Interrupted(TrainingStopped):
-    """A signal asked for an end. Everything up to the last finished step is saved."""
+    """A signal asked for an end. Everything up to the last finished step is saved, unless nothing is kept at all."""
 
-    def __init__(self, number: int, step: int, again: str = "--resume") -> None:
-        super().__init__(f"{signal.Signals(number).name}: saved at step {step}; continue with {again}")
+    def __init__(self, number: int, step: int, again: str | None = "--resume") -> None:
+        """What continues it is said with `again`; None where nothing was kept."""
+        what = "stopped" if again is None else "saved"
+        then = "nothing is kept without a folder" if again is None else f"continue with {again}"
+        super().__init__(f"{signal.Signals(number).name}: {what} at step {step}; {then}")
+        self.number, self.step = number, step
         self.status = 128 + number
 
 

@@ -145,10 +145,14 @@ class Trainer:
         if train.steps is not None:
             return (state.step + 1) / (train.steps + 1)
         if train.tokens is not None:
-            ahead = train.batch_size * self.tokens_per_row
+            ahead = self._tokens_ahead()
             return (state.tokens + ahead) / (train.tokens + ahead)
         assert train.minutes is not None
         return min(state.seconds / (60 * train.minutes), 1.0)
+
+    def _tokens_ahead(self) -> float:
+        """Tokens of the next step, if it is a whole batch."""
+        return self.cfg.train.batch_size * self.tokens_per_row
 
     def done(self) -> bool:
         """Whether the budget is spent."""

@@ -43,9 +43,13 @@ class MicroBatch:
     attention_mask: Tensor | None = None
 
     def on(self, device: torch.device) -> tuple[Tensor, Tensor, Tensor | None]:
-        """The arguments of `model.loss` on a device."""
+        """The arguments of `model.loss` on a device.
+
+        Without weight any labels will do; the mean over none would be 0/0, of which nothing can be multiplied away.
+        """
         mask = None if self.attention_mask is None else self.attention_mask.to(device)
-        return self.ids.to(device), self.labels.to(device), mask
+        labels = self.labels if self.weight else self.labels.clamp(min=0)
+        return self.ids.to(device), labels.to(device), mask
 
 
 @dataclass(frozen=True)
@@ -83,6 +87,10 @@ class Update:
         self.group = group or Group()
         self.names: dict[Parameter, str] = {parameter: name for name, parameter in model.named_parameters()}
         self.optimizers: list[Optimizer] = make_optimizers(model, cfg, self.group)
+        held = {p for optimizer in self.optimizers for options in optimizer.param_groups for p in options["params"]}
+        self.trained = {parameter: name for parameter, name in self.names.items() if parameter in held}
+        self.untrained = {parameter: name for parameter, name in self.names.items() if parameter not in held}
+        model.zero_grad(set_to_none=True)  # of whatever was done with the model before
         self.scaler = torch.amp.GradScaler(self.device.type, enabled=dtype == torch.float16)
         self.average = None if cfg.ema is None else WeightAverage(self.names, cfg.ema, self.group)
         self._rng = self._seeded_rng(0)
@@ -98,34 +106,42 @@ class Update:
 
         Raises NonFinite, with the update's `name`, and changes no weight, where the loss or the gradient is not finite.
         """
+        self._check_held(name)
+        (labels,) = self.group.sum(sum(batch.weight for batch in batches))
+        if not labels:
+            raise UserError(f"{name}: all labels are ignored, so there is nothing to learn: leave out such rows")
         lr = learning_rate(self.cfg, progress)
         set_lr(self.optimizers, lr)
-        total = self._accumulate(batches)
+        total = self._accumulate(batches, labels)
         for optimizer in self.optimizers:
             self.scaler.unscale_(optimizer)
-        gradients = [parameter.grad for parameter in self.names if parameter.grad is not None]
+        gradients = [parameter.grad for parameter in self.trained if parameter.grad is not None]
         norm = self.group.norm(gradients)
         (loss,) = self.group.sum(total.item())
         grad_norm = norm.item()
         self._check_finite(loss, grad_norm, batches, name)
+        if math.isfinite(grad_norm):  # else the loss scale was too large, and no optimiser may step
+            self._step(gradients, norm)
+        self.scaler.update()
+        self._zero_gradients()
+        return UpdateResult(loss, grad_norm, lr)
+
+    def _step(self, gradients: Sequence[Tensor], norm: Tensor) -> None:
+        """Clip, and change the weights and their average."""
         if self.cfg.clip is not None:
             clip_gradients([self.group.local(gradient) for gradient in gradients], self.cfg.clip, norm)
         for optimizer in self.optimizers:
             self.scaler.step(optimizer)
-        self.scaler.update()
-        self._zero_gradients()
         if self.average is not None:
             self.average.update()
-        return UpdateResult(loss, grad_norm, lr)
 
-    def _accumulate(self, batches: Sequence[MicroBatch]) -> Tensor:
+    def _accumulate(self, batches: Sequence[MicroBatch], labels: float) -> Tensor:
         """Add up the gradients of the micro-batches; returns this process's part of the mean loss.
 
-        The mean is over the labels of all processes: each micro-batch counts by its share of these, and then by the
+        The mean is over the `labels` of all processes: each micro-batch counts by its share of these, and then by the
         number of processes, for the gradients are averaged over them.
         """
         group, loss_of = self.group, self.own_loss or self.model.loss
-        (labels,) = group.sum(sum(batch.weight for batch in batches))
         total = torch.zeros((), device=self.device)
         for number, batch in enumerate(batches):
             with group.accumulating(last=number == len(batches) - 1):
@@ -134,6 +150,16 @@ class Update:
                 self.scaler.scale(loss * group.size).backward()
             total += loss.detach()
         return total
+
+    def _check_held(self, name: str) -> None:
+        """Raise where a parameter requires a gradient and no optimiser would ever change it."""
+        ignored = [one for parameter, one in self.untrained.items() if parameter.requires_grad]
+        if ignored:
+            more = f" and {len(ignored) - 1} more" if ignored[1:] else ""
+            raise UserError(
+                f"{name}: no optimiser holds {ignored[0]}{more}, which requires a gradient: "
+                "freeze it, or unfreeze it before the training begins"
+            )
 
     def _zero_gradients(self) -> None:
         for optimizer in self.optimizers:
@@ -146,7 +172,7 @@ class Update:
         if not math.isfinite(loss):
             what, where = f"the loss is {loss}", self._first_bad_layer(batches)
         elif not math.isfinite(norm) and not scaled:
-            what, where = f"the gradient's norm is {norm}", first_bad_gradient(self.names, self.group)
+            what, where = f"the gradient's norm is {norm}", first_bad_gradient(self.trained, self.group)
         else:
             return
         self._zero_gradients()  # else they would be part of the next update, if the caller continues

@@ -246,6 +246,34 @@ def test_left_at_any_step_it_goes_on_bit_for_bit(run, glue, reference, stop):
     assert outcome(run) == outcome(reference)
 
 
+def test_a_checkpoint_of_unknown_settings_is_not_gone_on_from(run, glue, tmp_path):
+    """The file that names the settings is gone, and the ones asked for now may be others."""
+
+    class Told(Observer):
+        def __init__(self, stop):
+            self.count, self.stop, self.lines = 0, stop, []
+
+        def message(self, text):
+            self.lines.append(text)
+
+        def progress(self, what, share, seconds_left):
+            self.count += 1
+            if self.count == self.stop:
+                raise Stop
+
+    clean = Run(Path(shutil.copytree(run.folder, tmp_path / "clean")))
+    high = QUICK.replace(lr=0.05)
+    with pytest.raises(Stop):
+        finetune(run, glue, parse_tasks("cola"), seeds=1, cfg=high, observer=Told(5), save_seconds=0)
+    (run.folder / "glue.json").unlink()
+    told = Told(None)
+    for one, observer in ((run, told), (clean, None)):
+        finetune(one, glue, parse_tasks("cola"), seeds=1, cfg=QUICK, observer=observer)
+    assert outcome(run) == outcome(clean)
+    assert told.count == 12
+    assert re.search(r"cola-seed-0 begins anew: .*glue\.json is gone", told.lines[0])
+
+
 def test_killed_with_checkpoints_it_goes_on_bit_for_bit(run, glue, reference, fork_server):
     child = fork_server.start(command(run, glue), "tests.helpers.frequent_saves:finetune")
     child.stop_when(lambda: any((run.folder / "glue").glob("stsb-seed-?/step-0000000[5-9]")))

@@ -3,12 +3,14 @@
 import pytest
 import torch
 
+import skipless
 from skipless.analysis.costs import saved_bytes, training_memory
 from skipless.config.run import TrainConfig
 from skipless.data import prepare
 from skipless.errors import UserError
 from skipless.nn.model import CausalLM
 from skipless.runs import load
+from skipless.storage.checkpoints import Checkpoints
 from skipless.training.recompute import recompute_blocks
 from skipless.training.train import train
 from skipless.training.trainer import Trainer, fit_vocabulary
@@ -54,6 +56,49 @@ def test_the_weights_come_back_after_the_average_was_in_their_place():
         looked_at_and_left()
     assert all(torch.equal(tensor, weights[name]) for name, tensor in update.model.state_dict().items())
     assert all(torch.equal(tensor, averages[name]) for name, tensor in update.average.tensors.items())
+
+
+def test_the_average_of_a_model_in_bfloat16_is_not_rounded(tmp_path):
+    """Neither by its many small steps, nor by an evaluation, nor in a checkpoint."""
+    cfg = tiny("python-stdlib").model
+    update = Update(CausalLM(cfg).bfloat16(), TrainConfig(steps=9, ema=0.999))
+    average = update.average
+    average.steps, begun = 10**5, {name: p.detach().double() for name, p in update.model.named_parameters()}
+    with torch.no_grad():
+        update.model.embedding.weight.add_(1.0)
+    for _ in range(2000):
+        average.update()
+    weights = {name: p.detach().clone() for name, p in update.model.named_parameters()}
+    for name, tensor in average.tensors.items():
+        expected = weights[name] + 0.999**2000 * (begun[name] - weights[name])
+        torch.testing.assert_close(tensor, expected.float(), atol=1e-4, rtol=1e-3)
+
+    before = {name: tensor.clone() for name, tensor in average.tensors.items()}
+    with average.in_place():
+        for name, p in update.model.named_parameters():
+            assert torch.equal(p, before[name].bfloat16())
+    assert all(torch.equal(p, weights[name]) for name, p in update.model.named_parameters())
+    assert all(torch.equal(tensor, before[name]) for name, tensor in average.tensors.items())
+
+    checkpoint = Checkpoints.load(Checkpoints(tmp_path).save(1, update.tensors(), update.state()))
+    again = Update(CausalLM(cfg).bfloat16(), TrainConfig(steps=9, ema=0.999))
+    again.restore(checkpoint)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in again.average.tensors.items())
+    rounded = {stem: {name: t.bfloat16() for name, t in named.items()} for stem, named in update.tensors().items()}
+    again.restore(Checkpoints.load(Checkpoints(tmp_path).save(2, rounded, update.state())))
+    assert all(tensor.dtype == torch.float32 for tensor in again.average.tensors.values())
+
+
+def test_a_run_in_bfloat16_keeps_its_average(tmp_path):
+    cfg = tiny("python-stdlib").model
+    rows = [torch.arange(9) + number for number in range(8)]
+    how = {"steps": 4, "ema": 0.9, "batch_size": 4, "sample_every": 0, "valid": rows[:2], "eval_every": 2}
+    skipless.fit(CausalLM(cfg).bfloat16(), rows, folder=tmp_path / "run", **how)
+    held = Checkpoints.load(newest(tmp_path / "run")).tensors("ema")
+    opened = dict(load(tmp_path / "run", average=True).named_parameters())
+    for name, tensor in held.items():
+        assert tensor.dtype == torch.float32
+        torch.testing.assert_close(opened[name].float(), tensor, atol=1e-2, rtol=1e-2)
 
 
 def test_the_average_is_evaluated_beside_the_weights_and_changes_nothing(tmp_path, source, cache_dir):

@@ -1,5 +1,7 @@
 """`skipless.fit`: a source or data of one's own, a loss of one's own, callbacks, and the same checkpoints."""
 
+import signal
+
 import pytest
 import torch
 from torch.utils.data import Dataset, IterableDataset
@@ -8,6 +10,8 @@ import skipless
 from skipless.errors import UserError
 from skipless.nn.model import IGNORED
 from skipless.runs import Run
+from skipless.storage.saver import BackgroundSaver
+from skipless.training.stopping import Interrupted
 from skipless.training.train import train
 from tests.helpers.tiny_runs import assert_same_run, newest, records, tiny
 
@@ -122,6 +126,22 @@ def test_pairs_mappings_and_rows_are_the_same_batches(tmp_path):
     assert len(set(tokens)) == 1
 
 
+def test_items_without_labels_count_for_nothing():
+    rows = [(torch.arange(8) + number, torch.arange(1, 9) + number) for number in range(12)]
+    ignored = (torch.arange(8), torch.full((8,), IGNORED))
+    how = {**QUICK, "micro_batch": 1, "steps": 3}
+    fitted = skipless.fit(CFG, [*rows, ignored], valid=[ignored, *rows[:3]], **{**how, "batch_size": 13})
+    alone = skipless.fit(CFG, rows, valid=rows[:3], **{**how, "batch_size": 12})
+    for line, expected in zip(fitted.metrics, alone.metrics, strict=True):
+        assert line["tokens"] == expected["tokens"]
+        for key in line.keys() & {"loss", "valid_loss", "grad_norm"}:
+            assert line[key] == pytest.approx(expected[key], rel=1e-4)
+    with pytest.raises(UserError, match="step 1: all labels are ignored"):
+        skipless.fit(CFG, [ignored], **how)
+    with pytest.raises(UserError, match="all labels of the held-out data are ignored"):
+        skipless.fit(CFG, rows, valid=[ignored], **how)
+
+
 def test_a_loss_and_a_batch_of_ones_own(tmp_path):
     """A mean over the last token alone, from items that are words."""
     words = ["abc", "bcd", "cde", "def"] * 3
@@ -163,6 +183,77 @@ def test_callbacks_are_told_what_happened(tmp_path):
     assert lines[0]["loss"] == pytest.approx(sum(record["loss"] for record in steps[:3]) / 3)
     assert [record["step"] for record in evaluations] == [0, 6, 12]
     assert saves == [4, 8, 12]
+
+
+def test_interrupted_it_says_what_was_kept(tmp_path):
+    def interrupt(record):
+        if record["step"] == 5:
+            signal.raise_signal(signal.SIGINT)
+
+    with pytest.raises(Interrupted, match=r"^SIGINT: stopped at step 5; nothing is kept without a folder$") as caught:
+        skipless.fit(CFG, Counting(), on_step=interrupt, **QUICK)
+    assert caught.value.status == 130
+    with pytest.raises(Interrupted, match=r"^SIGINT: saved at step 5; continue with resume=True$"):
+        skipless.fit(CFG, Counting(), folder=tmp_path / "run", on_step=interrupt, **QUICK)
+    assert newest(tmp_path / "run").name == "step-00000005"
+
+
+def test_a_checkpoint_is_there_while_it_is_told_of(tmp_path, monkeypatch):
+    """Though only one is kept, and the next one is written in another thread."""
+    seen, submit = [], BackgroundSaver.submit
+
+    def submit_and_wait(self, *args, **more):
+        submit(self, *args, **more)
+        self.wait()
+
+    monkeypatch.setattr(BackgroundSaver, "submit", submit_and_wait)
+    told = {"on_save": lambda step, folder: seen.append((step, (folder / "manifest.json").exists()))}
+    skipless.fit(CFG, Counting(), folder=tmp_path / "run", **{**QUICK, "keep_last": 1}, **told)
+    assert seen == [(4, True), (8, True), (12, True)]
+
+
+class Once:
+    """An iterator that cannot begin again."""
+
+    def __init__(self, items):
+        self.items = iter(items)
+
+    def __iter__(self):
+        return self.items
+
+
+@pytest.mark.parametrize("kind", ["dataset", "iterable", "once", "loss", "collate"])
+def test_a_budget_in_tokens_is_scheduled_by_what_is_counted(kind):
+    """As a training of as many steps, with the same warm-up: rows are shorter than the longest that the model takes."""
+    rows, more, each = [torch.arange(9) + number for number in range(24)], {}, 8
+    if kind == "loss":
+        more, each = {"loss": lambda model, batch: model.loss(batch[:, :-1], batch[:, 1:])}, 1
+    elif kind == "collate":
+        more = {"collate": torch.stack}
+    elif kind in ("iterable", "once"):
+        make = Once if kind == "once" else lambda items: type("Again", (), {"__iter__": lambda self: iter(items)})()
+    how = {"batch_size": 4, "lr": 1e-3, "warmup": 0.3, "sample_every": 0, **more}
+    found = []
+    for budget in ({"steps": 6}, {"tokens": 6 * 4 * each}):
+        told = []
+        data = make(rows) if kind in ("iterable", "once") else rows
+        skipless.fit(CFG, data, on_step=told.append, **budget, **how)
+        found.append(told)
+    assert found[1] == found[0]
+
+
+def test_a_budget_in_tokens_on_rows_of_any_length_resumes_bit_for_bit(tmp_path):
+    rows = [torch.arange(5 + number % 9) for number in range(30)]
+    how = {"tokens": 500, "batch_size": 4, "micro_batch": 2, "batch_ramp": 0.5, "warmup": 0.3, "save_every": 3}
+    how |= {"sample_every": 0, "log_every": 1}
+    fitted = skipless.fit(CFG, rows, folder=tmp_path / "reference", **how)
+    rates = [line["lr"] for line in fitted.metrics if "lr" in line]
+    assert rates[0] < rates[1] < rates[2]
+    assert rates[-1] < rates[-2] < max(rates)
+    with pytest.raises(Stop):
+        skipless.fit(CFG, rows, folder=tmp_path / "run", on_step=stop_at(5), **how)
+    skipless.fit(CFG, rows, folder=tmp_path / "run", resume=True, **how)
+    assert_same_run(tmp_path / "run", tmp_path / "reference")
 
 
 def test_a_source_is_what_the_command_trains(source, cache_dir, tmp_path):

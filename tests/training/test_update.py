@@ -93,6 +93,17 @@ def test_a_micro_batch_of_no_weight_counts_for_nothing():
     assert all(torch.equal(tensor, weights(along)[name]) for name, tensor in weights(alone).items())
 
 
+@pytest.mark.parametrize("kind", MODELS)
+def test_a_micro_batch_without_labels_counts_for_nothing(kind):
+    alone, along = make(kind), make(kind)
+    other = batch(kind, seed=1)
+    ignored = MicroBatch(other.ids, torch.full_like(other.labels, -100), 0, other.attention_mask)
+    assert along.make([ignored, batch(kind), ignored], 0.5) == alone.make([batch(kind)], 0.5)
+    assert all(torch.equal(tensor, weights(along)[name]) for name, tensor in weights(alone).items())
+    with pytest.raises(UserError, match="step 2: all labels are ignored"):
+        along.make([ignored], 0.5, "step 2")
+
+
 def test_the_loss_is_that_of_the_model_before_the_update():
     update, one = make(), batch()
     with torch.no_grad():
@@ -110,10 +121,37 @@ def test_an_update_owes_nothing_to_the_gradient_before():
     assert all(torch.equal(tensor, weights(fresh)[name]) for name, tensor in weights(update).items())
 
 
+def test_an_update_owes_nothing_to_what_was_done_with_the_model_before():
+    """Neither through the gradients of what it trains nor, by norm and clipping, through those of what is frozen."""
+    found = []
+    for used in (False, True):
+        torch.manual_seed(1)
+        model = CausalLM(SHAPE)
+        if used:
+            (50 * model.loss(batch().ids, batch().labels)).backward()
+        model.embedding.weight.requires_grad_(False)
+        update = Update(model, DESCENT.replace(clip=0.1))
+        found.append((update.make([batch()], 0.5), update.make([batch(seed=1)], 0.5), weights(update)))
+    (first, second, after), (again, next_one, after_use) = found
+    assert (again, next_one) == (first, second)
+    assert all(torch.equal(tensor, after[name]) for name, tensor in after_use.items())
+
+
+def test_a_parameter_that_no_optimiser_holds_is_not_ignored():
+    torch.manual_seed(1)
+    model = CausalLM(SHAPE)
+    model.embedding.weight.requires_grad_(False)
+    update = Update(model, DESCENT)
+    update.make([batch()], 0.5)
+    model.embedding.weight.requires_grad_(True)
+    with pytest.raises(UserError, match=r"no optimiser holds embedding\.weight, which requires a gradient"):
+        update.make([batch()], 0.5)
+
+
 def test_the_sum_of_the_losses_keeps_no_graph():
     """Else what autograd holds of every micro-batch would live until the update ends."""
     update = make()
-    assert not update._accumulate([batch(seed=number) for number in range(3)]).requires_grad
+    assert not update._accumulate([batch(seed=number) for number in range(3)], 96).requires_grad
     assert all(parameter.grad is not None for parameter in update.model.parameters())
 
 
@@ -256,6 +294,24 @@ def test_an_update_with_products_in_bfloat16():
         pytest.skip(str(problem))
     done = subprocess.run([sys.executable, "-c", BF16], env=ENVIRONMENT, cwd=ROOT, capture_output=True, text=True)
     assert done.returncode == 0, done.stderr
+
+
+@pytest.mark.parametrize("value", [math.nan, math.inf])
+def test_a_gradient_that_overflows_in_float16_changes_nothing_but_the_loss_scale(value):
+    """The embedding is AdamW's. Muon's matrices, whose gradients are finite, wait too, and so does the average."""
+    update = Update(make().model, TrainConfig(steps=10, optimizer="muon", ema=0.5), dtype=torch.float16)
+    assert len(update.optimizers) == 2
+    before, scale = weights(update), update.scaler.get_scale()
+    averages = {name: tensor.clone() for name, tensor in update.average.tensors.items()}
+    hook = update.model.embedding.weight.register_hook(lambda gradient: torch.full_like(gradient, value))
+    update.make([batch()], 0.5)
+    assert all(torch.equal(tensor, before[name]) for name, tensor in weights(update).items())
+    assert all(torch.equal(tensor, averages[name]) for name, tensor in update.average.tensors.items())
+    assert (update.average.steps, update.scaler.get_scale()) == (0, scale / 2)
+    hook.remove()
+    update.make([batch()], 0.5)
+    assert not torch.equal(weights(update)["embedding.weight"], before["embedding.weight"])
+    assert update.nonfinite_parameters() == []
 
 
 # ---------------------------------------------------------------------------- save and restore
