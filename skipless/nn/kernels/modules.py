@@ -285,9 +285,11 @@ class _ChunkedLoss(LanguageModel):
             embedding.alias = self._tied_head = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return slab_product(hidden, self.head_weight)
+        return slab_product(hidden, self.head_weight) if self.reads_head() else super().logits(hidden)
 
     def token_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        if not self.reads_head():
+            return super().token_loss(hidden, labels)
         return token_loss(hidden, self.head_weight, labels)
 
 
