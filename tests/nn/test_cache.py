@@ -8,6 +8,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipless import BLOCKS, CausalLM, ModelConfig
+from skipless.config.block import parse_block
 from skipless.nn.blocks import SequentialBlock
 from skipless.nn.kernels import slabs
 from tests.helpers.variants import VARIANTS
@@ -240,6 +241,26 @@ def hooked(model, where):
 
 def sharing(model, where):
     model.blocks[1].get_submodule(where).weight = model.blocks[0].get_submodule(where).weight
+
+
+@pytest.mark.parametrize(
+    ("block", "where", "change"),
+    [
+        *(("sas:first_value={kind: dense}", "attention.key", change) for change in (subclassed, wrapped, parametrised, hooked)),
+        *(("sas:first_value={kind: dense}", "attention.value", change) for change in (subclassed, wrapped, parametrised, hooked)),
+        *(("sas", "attention.value", change) for change in (wrapped, hooked)),
+    ],
+)
+def test_a_cache_of_inputs_calls_maps_that_are_more_than_a_matrix(block, where, change):
+    """With fewer new tokens than a head is wide, where W^K and W^V would be absorbed."""
+    cfg = ModelConfig(block=parse_block(block), n_layer=2, d_model=24, n_head=3, vocab_size=V, max_seq_len=48)
+    model = disturbed(CausalLM(cfg), 0.1).double().eval()
+    change(model, where)
+    ids = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        expected = model(ids)
+    for cuts in (range(1, 9), [2, 4]):
+        assert_equal(feed(model, ids, cuts, "x"), expected)
 
 
 def assert_folds(model, mode="auto"):
