@@ -133,6 +133,39 @@ def test_the_sum_so_far_is_kept_in_float32():
     assert torch.equal(mean, ones)
 
 
+@pytest.mark.parametrize("mode", ["kx", "x"])
+@pytest.mark.parametrize("new", [1, 3])
+def test_a_pass_that_was_interrupted_can_be_tried_again(mode, new):
+    """What its first layers had remembered counts once."""
+    model, ids = make("sas"), torch.randint(V, (2, 13))
+    with torch.no_grad():
+        expected = model(ids)
+    cache = model.new_cache(2, mode=mode)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for piece in (slice(10), slice(10, 10 + new)):
+        handle = model.blocks[1].register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids[:, piece], cache=cache)
+        handle.remove()
+        with torch.inference_mode(mode=new == 1):
+            assert_equal(model(ids[:, piece], cache=cache), expected[:, piece])
+    cache.reset()
+    assert_equal(model(ids, cache=cache), expected)
+
+
+def test_padding_of_a_pass_that_failed_is_forgotten():
+    model, ids = make("sas"), torch.randint(V, (2, 9))
+    cache, real = model.new_cache(2), torch.ones(2, 9, dtype=torch.long)
+    real[0, :3] = 0
+    with pytest.raises(IndexError):
+        model(ids + V, attention_mask=real, cache=cache)
+    with torch.no_grad():
+        assert_equal(model(ids, cache=cache), model(ids))
+
+
 def test_modes():
     sas, pre_ln = make("sas"), make("pre-ln")
     assert pre_ln.new_cache(1).mode == "kv"
