@@ -325,6 +325,38 @@ def test_what_a_hook_has_seen_stays_as_it_was(block, grad):
         assert all(torch.equal(now, then) for now, then in seen), name
 
 
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("block", ["pre-ln", "sas-p"])
+def test_what_a_hook_inside_a_wrapper_has_seen_stays_as_it_was(block, grad):
+    class Wrapper(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model, seen = small(block, torch.float64), []
+    mlp = model.blocks[0].mlp
+    mlp.up.register_forward_hook(lambda _m, _i, output: seen.append((output, output.clone())))
+    mlp.up = Wrapper(mlp.up)
+    with torch.set_grad_enabled(grad):
+        model(torch.randint(32, (B, 16)))
+    assert torch.equal(*seen[0])
+
+
+@pytest.mark.parametrize("change", [{"padding_idx": 0}, {"max_norm": 0.5}, {"scale_grad_by_freq": True}])
+def test_an_embedding_that_does_more_than_look_up(change):
+    """Its loss with a tied head, as in the plain form."""
+    model = small("sas", torch.float64)
+    vars(model.embedding).update(change)
+    ids, labels = torch.randint(4, (2, B, 16))
+    parameters = list(model.parameters())
+    fast = torch.autograd.grad(model.loss(ids, labels), parameters)
+    with disabled(model):
+        assert_close(fast, torch.autograd.grad(model.loss(ids, labels), parameters), 1e-9, change)
+
+
 class Doubled(torch.nn.Linear):
     def forward(self, input):
         return 2 * super().forward(input)

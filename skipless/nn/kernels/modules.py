@@ -95,8 +95,8 @@ class MLP(PlainMLP):
     """With ReLU the wide array is made once, both ways, and overwritten."""
 
     def contract(self, hidden: Tensor) -> Tensor:
-        # `up` keeps its input, not its output: unless somebody looks at that, it can be overwritten
-        if not (runs_eagerly(hidden) and have_no_hooks(self.up)):
+        # a linear layer keeps its input, not its output: unless somebody looks at that, it can be overwritten
+        if not (runs_eagerly(hidden) and type(self.up) in LINEAR and have_no_hooks(self.up)):
             return super().contract(hidden)
         if self.activation is not F.relu:
             return super().contract(hidden)
@@ -262,6 +262,11 @@ class Embedding(nn.Embedding):
     alias: Tensor | None = None
     """Within a loss: the matrix, as `tie` gave it out."""
 
+    def only_looks_up(self) -> bool:
+        """Whether it gives rows of its matrix and does nothing else, so that nobody notices another matrix."""
+        more = self.padding_idx is not None or self.max_norm is not None or self.scale_grad_by_freq
+        return not more and have_no_hooks(self)
+
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) if self.alias is None else F.embedding(input, self.alias, sparse=True)
 
@@ -282,7 +287,7 @@ class _ChunkedLoss(LanguageModel):
         documents: Tensor | None = None,
     ) -> Tensor:
         embedding = self.embedding
-        ties = self.head is None and type(embedding) is Embedding and have_no_hooks(embedding)
+        ties = self.head is None and type(embedding) is Embedding and embedding.only_looks_up()
         if not (ties and trains(embedding.weight)):
             return super().loss(ids, labels, attention_mask, documents)
         embedding.alias, self._tied_head = tie(embedding.weight)
