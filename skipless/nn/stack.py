@@ -122,6 +122,4 @@ def check_length(length: int, longest: int) -> None:
 def refuse_folded(blocks: Iterable[nn.Module]) -> None:
     """A UserError where a model is a folded copy: opened again by its configuration, its gains would count twice."""
     if any(getattr(block, "folded", False) for block in blocks):
-        raise UserError(
-            "a folded model no longer has the parameters of its configuration: save or export the original"
-        )
+        raise UserError("a folded model no longer has the parameters of its configuration: save or export the original")

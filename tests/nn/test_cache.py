@@ -279,8 +279,14 @@ def sharing(model, where):
 @pytest.mark.parametrize(
     ("block", "where", "change"),
     [
-        *(("sas:first_value={kind: dense}", "attention.key", change) for change in (subclassed, wrapped, parametrised, hooked)),
-        *(("sas:first_value={kind: dense}", "attention.value", change) for change in (subclassed, wrapped, parametrised, hooked)),
+        *(
+            ("sas:first_value={kind: dense}", "attention.key", change)
+            for change in (subclassed, wrapped, parametrised, hooked)
+        ),
+        *(
+            ("sas:first_value={kind: dense}", "attention.value", change)
+            for change in (subclassed, wrapped, parametrised, hooked)
+        ),
         *(("sas", "attention.value", change) for change in (wrapped, hooked)),
     ],
 )

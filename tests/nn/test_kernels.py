@@ -242,7 +242,9 @@ def test_gradients_of_gradients_are_refused(name):
 
 def test_no_backward_is_forgotten():
     """Two of the operations are one function."""
-    functions = [one for one in vars(ops).values() if isinstance(one, type) and issubclass(one, torch.autograd.Function)]
+    functions = [
+        one for one in vars(ops).values() if isinstance(one, type) and issubclass(one, torch.autograd.Function)
+    ]
     assert len(functions) == len(REFUSING) - 1
 
 

@@ -67,7 +67,7 @@ def _fold_block(block: Block) -> None:
         _use_slabs(mha)
         block.joint = JointLinear.of(block, with_mlp=plain_mlp and isinstance(block, ParallelBlock))
         become(block, FOLDED[type(block)])
-    block.folded = True
+    block.folded = True  # pyrefly: ignore
 
 
 def _are_exact(part: Any, *maps: str) -> bool:
