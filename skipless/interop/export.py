@@ -33,6 +33,7 @@ from skipless.interop.onnx import to_onnx
 from skipless.interop.onnx_options import OnnxOptions
 from skipless.nn.cache import pick_mode
 from skipless.nn.model import CausalLM, SequenceClassifier
+from skipless.nn.stack import refuse_folded
 from skipless.recipes.variants import block_name
 from skipless.runs import choose_checkpoint, find_run, is_classifier, is_export, load, load_checkpoint
 from skipless.runtime.model import OnnxCausalLM
@@ -80,6 +81,7 @@ def export_model(
     run: RunConfig | None = None,
 ) -> Path:
     """Export a model, with its `tokenizer` if it has one; a `run` says what text it is evaluated on."""
+    refuse_folded(model.blocks)
     target = _place(out)
     _check(to, target, overwrite)
     options = _onnx_options(model, to, onnx)

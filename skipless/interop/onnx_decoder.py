@@ -55,6 +55,8 @@ class _Decoder(AttentionNodes):
     def model_proto(self) -> Any:
         """Embedding, blocks, and the head where it is wanted."""
         graph, model = self.graph, self.model
+        if not model.reads_head():
+            raise unknown_part(model.head)
         wanted = graph.input("logits_at", "int64", ["batch", "wanted"])
         x = self.norm(model.embedding_norm, self._placed(self.rows_of(model.embedding.weight, self.ids)))
         for layer, block in enumerate(model.blocks):

@@ -80,12 +80,12 @@ class NewTokens:
         """S."""
         return self.first + self.count
 
-    def mean(self, v: Tensor, total: Tensor) -> Tensor:
-        """C·V of the new tokens (B, H, t, D): (discounted) sums over (discounted) counts; `total` is carried on."""
+    def mean(self, v: Tensor, total: Tensor) -> tuple[Tensor, Tensor]:
+        """C·V of the new tokens (B, H, t, D): (discounted) sums over (discounted) counts; and the sum after them."""
         alibi, device = self.mask.alibi, v.device
         if self.count == 1 and self.start is None and alibi is None:
-            total += v
-            return (total / self.end).to(v.dtype)
+            total = total + v
+            return (total / self.end).to(v.dtype), total
         index = torch.arange(self.first, self.end, device=device)
         wide = v.to(total.dtype)
         count = index[None, :] + 1 if self.start is None else (index - self.start[:, None] + 1).clamp(min=0)
@@ -98,8 +98,8 @@ class NewTokens:
             decay = torch.exp(-alibi.to(wide.dtype))[:, None, None]
             sums = _discounted(wide, total, decay)
             count = (1 - decay**count) / (1 - decay)  # 1 + e^(−m) + … over the real tokens so far
-        total.copy_(sums[:, :, -1:])
-        return (sums / count.clamp(min=torch.finfo(torch.float32).tiny)).to(v.dtype)
+        mean = (sums / count.clamp(min=torch.finfo(torch.float32).tiny)).to(v.dtype)
+        return mean, sums[:, :, -1:].clone()
 
 
 def _discounted(wide: Tensor, total: Tensor, decay: Tensor) -> Tensor:
@@ -117,6 +117,8 @@ class LayerCache:
     explicit: ClassVar[bool] = False
     new: NewTokens
     """Those of the pass that is under way."""
+    total_after: Tensor | None = None
+    """The sum with them."""
 
     def __init__(self, shape: tuple[int, int, int, int], total: Tensor | None, like: Tensor) -> None:
         self.keys, self.values = like.new_empty(shape), like.new_empty(shape)
@@ -136,7 +138,17 @@ class LayerCache:
     def mean(self, v: Tensor) -> Tensor:
         """C·V of the new tokens, from the sum so far."""
         assert self.total is not None
-        return self.new.mean(v, self.total)
+        mean, self.total_after = self.new.mean(v, self.total)
+        return mean
+
+    def begin(self, new: NewTokens) -> None:
+        """A pass begins. Until it has gone through every layer, the sum stays as it is: it may be tried again."""
+        self.new, self.total_after = new, None
+
+    def advance(self) -> None:
+        """The pass has gone through every layer."""
+        if self.total_after is not None:
+            self.total, self.total_after = self.total_after, None
 
 
 class InputCache(LayerCache):
@@ -215,19 +227,21 @@ class Cache:
             raise UserError(
                 f"the cache holds {self.max_len} tokens: {self.length} are there and {count} more do not fit"
             )
-        if padding is not None:
-            if self.length:
-                raise UserError("an attention_mask is for the first tokens of a cache; later ones are all real")
-            self.start = count - padding.sum(-1)
+        if padding is not None and self.length:
+            raise UserError("an attention_mask is for the first tokens of a cache; later ones are all real")
+        start = self.start if padding is None else count - padding.sum(-1)
         end = self.length + count
-        real = None if self.start is None else torch.arange(end, device=self.device) >= self.start[:, None]
-        new = NewTokens(self.length, count, Mask(True, real, alibi=self.alibi), self.start)
+        real = None if start is None else torch.arange(end, device=self.device) >= start[:, None]
+        new = NewTokens(self.length, count, Mask(True, real, alibi=self.alibi), start)
         for layer in self.layers:
-            layer.new = new
+            layer.begin(new)
         return new.mask.positions(end, self.device)[:, self.length :]
 
     def advance(self, count: int) -> None:
-        """The new tokens have gone through every layer."""
+        """The new tokens have gone through every layer: only now are they remembered."""
+        for layer in self.layers:
+            layer.advance()
+        self.start = self.layers[0].new.start
         self.length += count
 
     def reset(self) -> None:
@@ -235,4 +249,4 @@ class Cache:
         self.length, self.start = 0, None
         for layer in self.layers:
             if layer.total is not None:
-                layer.total.zero_()
+                layer.total = torch.zeros_like(layer.total)

@@ -15,6 +15,7 @@ from skipless.config.plugins import plugins_needed
 from skipless.errors import UserError
 from skipless.nn.kernels.install import plain_type
 from skipless.nn.model import CausalLM, MaskedLM, SequenceClassifier, Transformer
+from skipless.nn.stack import refuse_folded
 
 MODEL_TYPE = "skipless"
 """`model_type` of config.json."""
@@ -50,14 +51,13 @@ def classifier_keys(model: SequenceClassifier) -> dict[str, Any]:
 
 def save(model: Transformer, path: Path) -> None:
     """Write a new folder, which appears in one piece."""
+    refuse_folded(model.blocks)
     content = described(model)
     with torch.device("meta"):
         more = {"num_labels": model.num_labels} if isinstance(model, SequenceClassifier) else {}
         wanted = plain_type(model)(model.config, **more).state_dict().keys()
     if wanted != model.state_dict().keys():
-        raise UserError(
-            "this model no longer has the parameters of its configuration (was it folded?): save the original"
-        )
+        raise UserError("this model does not have the parameters of its configuration: save its state_dict yourself")
     if path.exists():
         raise UserError(f"{str(path)!r} is already there: give another place")
     path.parent.mkdir(parents=True, exist_ok=True)

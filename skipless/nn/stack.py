@@ -5,7 +5,7 @@ The library's models are such stacks (`skipless.nn.model`), and so is the bare m
 Shapes: B batch, T tokens, d width.
 """
 
-from collections.abc import Sequence
+from collections.abc import Iterable, Sequence
 from typing import Any
 
 import torch
@@ -117,3 +117,9 @@ def check_length(length: int, longest: int) -> None:
     """Raise where a sequence is longer than the context."""
     if length > longest:
         raise UserError(f"a sequence of {length} tokens is longer than max_seq_len {longest}")
+
+
+def refuse_folded(blocks: Iterable[nn.Module]) -> None:
+    """A UserError where a model is a folded copy: opened again by its configuration, its gains would count twice."""
+    if any(getattr(block, "folded", False) for block in blocks):
+        raise UserError("a folded model no longer has the parameters of its configuration: save or export the original")

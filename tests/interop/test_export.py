@@ -20,11 +20,12 @@ from transformers.dynamic_module_utils import get_imports, get_relative_import_f
 
 import skipless
 from skipless.cli import run as skipless_command
+from skipless.config.block import parse_block
 from skipless.data.labelled import encode
 from skipless.data.tokenizer import train
 from skipless.errors import UserError
 from skipless.interop.export import export_model, export_run
-from skipless.interop.hf import SkiplessConfig, SkiplessForCausalLM
+from skipless.interop.hf import SkiplessConfig, SkiplessForCausalLM, wrap
 from skipless.interop.hf.bundle import AUTO_MAP, remote_code
 from skipless.interop.onnx import onnx_error, onnx_inputs
 from skipless.interop.onnx_options import OnnxOptions
@@ -361,6 +362,17 @@ def test_a_link_to_an_export_stays_a_link(tmp_path):
     assert export_model(small(), "safetensors", link, overwrite=True) == link
     assert link.is_symlink()
     assert (out / "README.md").read_text() != "old"
+
+
+def test_a_folded_model_is_not_exported(tmp_path):
+    """Opened again, its gains would count twice."""
+    folded = small(block=parse_block("pre-ln:beta_ff=0.2")).fold()
+    for to in ("safetensors", "hf", "onnx"):
+        with pytest.raises(UserError, match="a folded model no longer has the parameters"):
+            export_model(folded, to, tmp_path / "out")
+    with pytest.raises(UserError, match="a folded model no longer has the parameters"):
+        wrap(folded).save_pretrained(tmp_path / "out")
+    assert not (tmp_path / "out").exists()
 
 
 def test_a_failure_leaves_what_was_there(tmp_path, monkeypatch):

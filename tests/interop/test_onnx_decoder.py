@@ -341,6 +341,10 @@ def test_what_cannot_be_exported(tmp_path):
     with pytest.raises(UserError, match="choices of the format onnx"):
         export_model(model, "safetensors", tmp_path / "out", onnx=OnnxOptions(bits=4))
     assert not (tmp_path / "out").exists()
+    model = small(tie_embeddings=False)
+    model.head = torch.nn.Linear(32, 30)
+    with pytest.raises(UserError, match="Linear cannot be written into a graph with a cache"):
+        decoder_graph(model, OnnxOptions())
 
 
 @pytest.mark.parametrize("to", ["onnx", "safetensors"])

@@ -8,6 +8,8 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from skipless import BLOCKS, CausalLM, ModelConfig
+from skipless.config.block import parse_block
+from skipless.nn.blocks import SequentialBlock
 from skipless.nn.kernels import slabs
 from tests.helpers.variants import VARIANTS
 from tests.helpers.weights import disturbed
@@ -131,6 +133,39 @@ def test_the_sum_so_far_is_kept_in_float32():
     assert torch.equal(mean, ones)
 
 
+@pytest.mark.parametrize("mode", ["kx", "x"])
+@pytest.mark.parametrize("new", [1, 3])
+def test_a_pass_that_was_interrupted_can_be_tried_again(mode, new):
+    """What its first layers had remembered counts once."""
+    model, ids = make("sas"), torch.randint(V, (2, 13))
+    with torch.no_grad():
+        expected = model(ids)
+    cache = model.new_cache(2, mode=mode)
+
+    def stop(*_):
+        raise KeyboardInterrupt
+
+    for piece in (slice(10), slice(10, 10 + new)):
+        handle = model.blocks[1].register_forward_pre_hook(stop)
+        with pytest.raises(KeyboardInterrupt):
+            model(ids[:, piece], cache=cache)
+        handle.remove()
+        with torch.inference_mode(mode=new == 1):
+            assert_equal(model(ids[:, piece], cache=cache), expected[:, piece])
+    cache.reset()
+    assert_equal(model(ids, cache=cache), expected)
+
+
+def test_padding_of_a_pass_that_failed_is_forgotten():
+    model, ids = make("sas"), torch.randint(V, (2, 9))
+    cache, real = model.new_cache(2), torch.ones(2, 9, dtype=torch.long)
+    real[0, :3] = 0
+    with pytest.raises(IndexError):
+        model(ids + V, attention_mask=real, cache=cache)
+    with torch.no_grad():
+        assert_equal(model(ids, cache=cache), model(ids))
+
+
 def test_modes():
     sas, pre_ln = make("sas"), make("pre-ln")
     assert pre_ln.new_cache(1).mode == "kv"
@@ -194,6 +229,139 @@ def test_folding_stores_nothing_twice(block):
     tensors = [*short.parameters(), *short.buffers()]
     stored = {tensor.untyped_storage().data_ptr(): tensor.untyped_storage().nbytes() for tensor in tensors}
     assert sum(stored.values()) <= sum(tensor.nbytes for tensor in (*model.parameters(), *model.buffers()))
+
+
+class Shifted(torch.nn.Linear):
+    """Somebody's own map."""
+
+    def forward(self, input):
+        return super().forward(input) + input.sum(-1, keepdim=True)
+
+
+class Wrapped(torch.nn.Module):
+    """An adapter around a map."""
+
+    def __init__(self, inner):
+        super().__init__()
+        self.inner = inner
+
+    def forward(self, x):
+        return self.inner(x) + x.sum(-1, keepdim=True)
+
+
+class OwnBlock(SequentialBlock):
+    """A block that uses its gain twice."""
+
+    def forward(self, x, mask, rope=None):
+        return x + self.beta_ff * self.beta_ff * self.mlp(self.norm_ff(x))
+
+
+def subclassed(model, where):
+    model.blocks[0].get_submodule(where).__class__ = Shifted
+
+
+def wrapped(model, where):
+    model.blocks[0].set_submodule(where, Wrapped(model.blocks[0].get_submodule(where)))
+
+
+def parametrised(model, where):
+    torch.nn.utils.parametrizations.weight_norm(model.blocks[0].get_submodule(where))
+
+
+def hooked(model, where):
+    model.blocks[0].get_submodule(where).register_forward_hook(lambda _m, _i, output: output + 0.3)
+
+
+def sharing(model, where):
+    model.blocks[1].get_submodule(where).weight = model.blocks[0].get_submodule(where).weight
+
+
+@pytest.mark.parametrize(
+    ("block", "where", "change"),
+    [
+        *(
+            ("sas:first_value={kind: dense}", "attention.key", change)
+            for change in (subclassed, wrapped, parametrised, hooked)
+        ),
+        *(
+            ("sas:first_value={kind: dense}", "attention.value", change)
+            for change in (subclassed, wrapped, parametrised, hooked)
+        ),
+        *(("sas", "attention.value", change) for change in (wrapped, hooked)),
+    ],
+)
+def test_a_cache_of_inputs_calls_maps_that_are_more_than_a_matrix(block, where, change):
+    """With fewer new tokens than a head is wide, where W^K and W^V would be absorbed."""
+    cfg = ModelConfig(block=parse_block(block), n_layer=2, d_model=24, n_head=3, vocab_size=V, max_seq_len=48)
+    model = disturbed(CausalLM(cfg), 0.1).double().eval()
+    change(model, where)
+    ids = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        expected = model(ids)
+    for cuts in (range(1, 9), [2, 4]):
+        assert_equal(feed(model, ids, cuts, "x"), expected)
+
+
+def assert_folds(model, mode="auto"):
+    """The folded copy computes the same, whole and by tokens."""
+    ids = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        expected = model(ids)
+        short = model.fold()
+        assert_equal(short(ids), expected)
+    assert_equal(feed(short, ids, range(1, 9), mode), expected)
+    return short
+
+
+@pytest.mark.parametrize("where", ["attention.query", "attention.key", "mlp.up", "mlp.down"])
+@pytest.mark.parametrize("change", [subclassed, wrapped, parametrised, hooked, sharing])
+@pytest.mark.parametrize("block", ["pre-ln", "sas", "sas-p"])
+def test_folding_leaves_what_is_not_ours(block, change, where):
+    model = make(block)
+    change(model, where)
+    assert_folds(model)
+
+
+@pytest.mark.parametrize("where", ["attention", "mlp", "attention.value", "attention.mixing"])
+@pytest.mark.parametrize("block", ["sas", "sas-p"])
+def test_folding_leaves_what_is_hooked(block, where):
+    model = make(block)
+    hooked(model, where)
+    assert_folds(model)
+
+
+def test_folding_leaves_shared_modules_and_blocks_of_ones_own():
+    model = make("sas")
+    model.blocks[1].mlp = model.blocks[0].mlp
+    short = assert_folds(model)
+    assert isinstance(short.blocks[0].beta_ff, torch.nn.Parameter)
+    assert short.blocks[2].beta_ff == 1.0
+    model = make("sas")
+    model.blocks[1].__class__ = OwnBlock
+    ids = torch.randint(V, (2, 9))
+    with torch.no_grad():
+        assert_equal(model.fold()(ids), model(ids))
+        assert_equal(model.fold().fold()(ids), model(ids))
+
+
+@pytest.mark.parametrize("mode", ["kx", "x"])
+@pytest.mark.parametrize("where", ["attention", "attention.query", "attention.key", "mlp", "mlp.up"])
+@pytest.mark.parametrize("block", ["sas", "sas-p"])
+def test_what_is_hooked_or_replaced_after_folding_is_called(block, where, mode):
+    model = make(block).fold()
+    ids, one = torch.randint(V, (2, 9)), torch.randint(V, (2, 1))
+    cache = model.new_cache(2, mode=mode)
+    model(ids, cache=cache)
+    expected, calls = model(ids), []
+    handle = model.blocks[0].get_submodule(where).register_forward_hook(lambda *_: calls.append(1))
+    assert_equal(model(ids), expected)
+    assert len(calls) == 1
+    model(one, cache=cache)
+    assert len(calls) > 1
+    handle.remove()
+    if "." in where:
+        wrapped(model, where)
+        assert not torch.allclose(model(ids), expected)
 
 
 @pytest.mark.parametrize("along", ["rows", "columns", "part of the columns"])

@@ -5,10 +5,13 @@ import torch
 import torch.nn.functional as F
 from torch._subclasses.fake_tensor import FakeTensorMode
 
+from skipless.config.block import BLOCKS
 from skipless.config.model import ModelConfig
-from skipless.nn import CausalLM, Mask, MaskedLM
-from skipless.nn.kernels import ops
+from skipless.errors import UserError
+from skipless.nn import CausalLM, Mask, MaskedLM, explicit_form
+from skipless.nn.kernels import disabled, ops
 from skipless.nn.kernels.predicate import are_plain_linear, have_no_hooks, runs_eagerly, trains
+from tests.helpers.weights import disturbed
 
 SHAPES = [(1, 1), (2, 15), (3, 16), (2, 17), (1, 64), (2, 100)]
 
@@ -204,6 +207,75 @@ def test_gradients_against_finite_differences():
     assert torch.autograd.gradcheck(ops.shaped_causal, (v, attended, *gains))
     x, weight = torch.randn(4, 6, dtype=torch.float64, requires_grad=True), torch.randn(6, dtype=torch.float64)
     assert torch.autograd.gradcheck(lambda x, w: ops.rms_norm(x, w, 1e-6), (x, weight.requires_grad_()))
+
+
+def wide(*shape):
+    return torch.randn(*shape, dtype=torch.float64, requires_grad=True)
+
+
+def one_gain():
+    return wide(1, 1, 1)
+
+
+REFUSING = {
+    "rms_norm": lambda: ops.rms_norm(wide(2, 3, 8), wide(8), 1e-6),
+    "shaped_causal": lambda: ops.shaped_causal(*(wide(1, 2, 5, 3) for _ in range(2)), *(one_gain() for _ in range(3))),
+    "shaped_causal_sum": lambda: ops.shaped_causal_sum(
+        *(wide(1, 2, 5, 3) for _ in range(2)), *(one_gain() for _ in range(3)), wide(1), wide(1, 2, 5, 3), wide(1)
+    ),
+    "fan_out": lambda: ops.fan_out(wide(2, 8), wide(3, 8))[0],
+    "relu_linear": lambda: ops.relu_linear(wide(2, 8) * 1.0, wide(3, 8)),
+    "two_terms": lambda: ops.two_terms(wide(1), wide(2, 3), wide(1), wide(2, 3)),
+    "tie": lambda: ops.tie(wide(3, 4))[1],
+    "cross_entropy": lambda: ops.cross_entropy(wide(8, 5), wide(7, 5), torch.arange(7).repeat(2)[:8], -100, 4),
+}
+
+
+@pytest.mark.parametrize("name", REFUSING)
+def test_gradients_of_gradients_are_refused(name):
+    """By `grad` and by `backward`: what is not recorded has no gradient, and a zero would pass for one."""
+    out = REFUSING[name]().square().sum()
+    with pytest.raises(UserError, match=r"create_graph=True.*skipless\.nn\.kernels\.disabled\(model\)"):
+        out.backward(create_graph=True)
+    REFUSING[name]().sum().backward()
+
+
+def test_no_backward_is_forgotten():
+    """Two of the operations are one function."""
+    functions = [
+        one for one in vars(ops).values() if isinstance(one, type) and issubclass(one, torch.autograd.Function)
+    ]
+    assert len(functions) == len(REFUSING) - 1
+
+
+@pytest.mark.parametrize("block", ["pre-ln", "sas", "sas-p"])
+def test_gradients_of_gradients_of_the_plain_explicit_form(block):
+    """Against finite differences, which a ReLU would spoil; and the fast form says where they are to be had."""
+    cfg = ModelConfig(
+        block=BLOCKS[block].replace(activation="gelu"), n_layer=2, d_model=8, n_head=2, vocab_size=11, max_seq_len=300
+    )
+    model = disturbed(CausalLM(cfg)).double()
+    weights, (ids, labels) = list(model.parameters()), torch.randint(11, (2, 2, 20))
+    along, step = [torch.randn_like(weight) for weight in weights], 1e-5
+
+    def gradients():
+        loss = F.cross_entropy(model(ids).flatten(0, 1), labels.flatten())
+        return torch.autograd.grad(loss, weights, create_graph=True)
+
+    def moved(by):
+        with torch.no_grad():
+            for weight, direction in zip(weights, along, strict=True):
+                weight.add_(direction, alpha=by)
+        return [grad.detach() for grad in gradients()]
+
+    for loss in (lambda: model.loss(ids, labels), lambda: model.loss(*torch.randint(11, (2, 2, 200)))):
+        with pytest.raises(UserError, match="gradients of gradients"):
+            torch.autograd.grad(loss(), weights, create_graph=True)
+    with disabled(model), explicit_form(model):
+        ours = torch.autograd.grad(gradients(), weights, along)
+        above, below = moved(step), moved(-2 * step)
+    for one, a, b in zip(ours, above, below, strict=True):
+        torch.testing.assert_close(one, (a - b) / (2 * step), rtol=1e-5, atol=1e-7)
 
 
 def test_where_they_do_not_run():

@@ -4,6 +4,7 @@ For every kind of mask, many lengths, under autocast; and hooks of every kind fi
 """
 
 from collections import Counter
+from contextlib import nullcontext
 
 import pytest
 import torch
@@ -322,6 +323,76 @@ def test_what_a_hook_has_seen_stays_as_it_was(block, grad):
         handle.remove()
         assert seen or isinstance(module, torch.nn.ModuleList), name
         assert all(torch.equal(now, then) for now, then in seen), name
+
+
+@pytest.mark.parametrize("grad", [True, False])
+@pytest.mark.parametrize("block", ["pre-ln", "sas-p"])
+def test_what_a_hook_inside_a_wrapper_has_seen_stays_as_it_was(block, grad):
+    class Wrapper(torch.nn.Module):
+        def __init__(self, inner):
+            super().__init__()
+            self.inner = inner
+
+        def forward(self, x):
+            return self.inner(x)
+
+    model, seen = small(block, torch.float64), []
+    mlp = model.blocks[0].mlp
+    mlp.up.register_forward_hook(lambda _m, _i, output: seen.append((output, output.clone())))
+    mlp.up = Wrapper(mlp.up)
+    with torch.set_grad_enabled(grad):
+        model(torch.randint(32, (B, 16)))
+    assert torch.equal(*seen[0])
+
+
+@pytest.mark.parametrize("change", [{"padding_idx": 0}, {"max_norm": 0.5}, {"scale_grad_by_freq": True}])
+def test_an_embedding_that_does_more_than_look_up(change):
+    """Its loss with a tied head, as in the plain form."""
+    model = small("sas", torch.float64)
+    vars(model.embedding).update(change)
+    ids, labels = torch.randint(4, (2, B, 16))
+    parameters = list(model.parameters())
+    fast = torch.autograd.grad(model.loss(ids, labels), parameters)
+    with disabled(model):
+        assert_close(fast, torch.autograd.grad(model.loss(ids, labels), parameters), 1e-9, change)
+
+
+class Doubled(torch.nn.Linear):
+    def forward(self, input):
+        return 2 * super().forward(input)
+
+
+def give_bias(model):
+    model.head = torch.nn.Linear(8, 32).double()
+
+
+def give_subclass(model):
+    model.head.__class__ = Doubled
+
+
+def hook_head(model):
+    model.head.register_forward_hook(lambda _m, _i, output: output * 1.5)
+
+
+@pytest.mark.parametrize("length", [16, 300])
+@pytest.mark.parametrize("kind", [CausalLM, MaskedLM])
+@pytest.mark.parametrize("change", [give_bias, give_subclass, hook_head])
+def test_a_head_that_is_more_than_a_matrix_is_called(change, kind, length):
+    """In logits and in losses, in the plain form too."""
+    cfg = ModelConfig(block="sas", n_layer=1, d_model=8, n_head=H, vocab_size=32, max_seq_len=300, tie_embeddings=False)
+    model = disturbed(kind(cfg)).double()
+    change(model)
+    ids, labels = torch.randint(32, (2, B, length))
+    labels[:, :3] = -100
+    parameters = list(model.parameters())
+    for context in (nullcontext(), disabled(model)):
+        with context:
+            expected = model.head(model.hidden(ids))
+            torch.testing.assert_close(model(ids), expected, rtol=1e-12, atol=1e-12)
+            slow = torch.nn.functional.cross_entropy(expected.flatten(0, 1), labels.flatten())
+            fast = model.loss(ids, labels)
+        grads = [torch.autograd.grad(loss, parameters, allow_unused=True) for loss in (fast, slow)]
+        assert_close([fast, *grads[0]], [slow, *grads[1]], 1e-9, change)
 
 
 # -------------------------------------------------------------------------------- swapping

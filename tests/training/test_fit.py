@@ -7,6 +7,7 @@ import torch
 from torch.utils.data import Dataset, IterableDataset
 
 import skipless
+from skipless.config.block import parse_block
 from skipless.errors import UserError
 from skipless.nn.model import IGNORED
 from skipless.runs import Run
@@ -337,8 +338,14 @@ def test_what_cannot_be_saved_is_said(tmp_path):
 
     with pytest.raises(UserError, match="a Mine cannot be saved"):
         Mine(CFG).save(tmp_path / "x")
-    with pytest.raises(UserError, match="was it folded"):
+    with pytest.raises(UserError, match="a folded model"):
         skipless.CausalLM(CFG).fold().save(tmp_path / "x")
+    fixed = skipless.CausalLM(CFG.replace(block=parse_block("pre-ln:beta_ff=0.2")))
+    with pytest.raises(UserError, match="a folded model"):  # whose tensors have the names of the original
+        fixed.fold().save(tmp_path / "x")
+    torch.nn.utils.parametrizations.weight_norm(fixed.blocks[0].mlp.down)
+    with pytest.raises(UserError, match="does not have the parameters of its configuration"):
+        fixed.save(tmp_path / "x")
     assert list(tmp_path.iterdir()) == []
 
 

@@ -28,7 +28,7 @@ from skipless.nn.kernels.predicate import have_no_hooks
 from skipless.nn.masks import MaskLike
 from skipless.nn.model import Transformer
 from skipless.nn.positions import Rope
-from skipless.nn.stack import PARTS, Stack, check_ids, check_length
+from skipless.nn.stack import PARTS, Stack, check_ids, check_length, refuse_folded
 
 logger = logging.get_logger(__name__)
 
@@ -109,6 +109,7 @@ class SkiplessPreTrainedModel(PreTrainedModel):
 
     def save_pretrained(self, save_directory: str | os.PathLike[str], *others: Any, **more: Any) -> None:
         """As everywhere in `transformers`. The configuration says which way tokens look."""
+        refuse_folded(self.base_model.blocks)  # pyrefly: ignore
         self.config.is_causal = bool(self.base_model.causal)
         super().save_pretrained(save_directory, *others, **more)
 

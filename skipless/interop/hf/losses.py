@@ -73,9 +73,13 @@ class _Late:
     def __getattribute__(self, name: str) -> Any:
         if name == "logits":
             found = object.__getattribute__(self, "__dict__")
-            make = getattr(found.get("loss"), "_make_logits", None)
-            if found.get("logits") is None and make is not None:
-                self.logits = make()
+            loss, kept = found.get("loss"), found.get("logits")
+            make = getattr(loss, "_make_logits", None)
+            if kept is None and loss is not None and make is not None:
+                logits = make()
+                if loss.requires_grad and not logits.requires_grad:
+                    return logits  # made without gradients, and so not for those who may ask with them
+                self.logits = logits
         return object.__getattribute__(self, name)
 
     def __getitem__(self, key: Any) -> Any:

@@ -7,16 +7,18 @@ Shapes: B batch, T tokens, d width.
 """
 
 import copy
-from typing import TypeVar
+from collections import Counter
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 
 from skipless.nn.blocks import Block
 from skipless.nn.kernels.install import become, plain_type
-from skipless.nn.kernels.modules import Attention, ParallelBlock, SequentialBlock, as_linear
-from skipless.nn.kernels.slabs import along_longer_side, slab_product
-from skipless.nn.layers import GLU, MLP, Gain, WithGains, identity
+from skipless.nn.kernels.modules import MLP, Attention, Embedding, ParallelBlock, SequentialBlock, as_linear
+from skipless.nn.kernels.predicate import have_no_hooks
+from skipless.nn.kernels.slabs import SlabLinear, along_longer_side, slab_product
+from skipless.nn.layers import GLU, Gain, WithGains, identity
 from skipless.nn.masks import MaskLike
 from skipless.nn.mixing import Shaped, VSkipInit
 from skipless.nn.model import Transformer
@@ -27,31 +29,56 @@ Model = TypeVar("Model", bound=Transformer)
 
 @torch.no_grad()
 def fold(model: Model) -> Model:
-    """A copy of a model for inference, with a state of its own."""
+    """A copy of a model for inference, with a state of its own.
+
+    What is not exactly ours stays as it is: a subclass, an adapter, what is parametrised, hooked or shared.
+    """
     folded = copy.deepcopy(model).eval()
+    shared = _in_several_places(folded)
     for block in folded.blocks:
-        _fold_block(block)  # pyrefly: ignore
-    folded.embedding.weight = nn.Parameter(along_longer_side(folded.embedding.weight))
+        if type(block) in FOLDED and have_no_hooks(*block.modules()) and shared.isdisjoint(_ids_inside(block)):
+            _fold_block(block)  # pyrefly: ignore
+    if type(folded.embedding) in (nn.Embedding, Embedding):
+        folded.embedding.weight = nn.Parameter(along_longer_side(folded.embedding.weight))
     return folded.requires_grad_(False)
+
+
+def _in_several_places(model: nn.Module) -> set[int]:
+    """The modules and parameters that a model has in more than one place, by their ids."""
+    places = (*model.named_modules(remove_duplicate=False), *model.named_parameters(remove_duplicate=False))
+    return {one for one, count in Counter(id(thing) for _, thing in places).items() if count > 1}
+
+
+def _ids_inside(block: nn.Module) -> set[int]:
+    return {id(thing) for thing in (*block.modules(), *block.parameters())}
 
 
 def _fold_block(block: Block) -> None:
     mha, mlp = block.attention, block.mlp
-    if plain_type(mlp) in (MLP, GLU):
+    plain_mlp = type(mlp) in (MLP, GLU) and _are_exact(mlp, "up", "down")
+    if plain_mlp:
         _scale_linear(mlp.down, block.beta_ff)  # pyrefly: ignore
         _set_gain(block, "beta_ff", 1.0)
-    if isinstance(mha, Attention):
+        _use_slabs(mlp)  # pyrefly: ignore
+    if type(mha) is Attention and _are_exact(mha, "query", "key"):
         mha.value, mha.projection = as_linear(mha.value), as_linear(mha.projection)
         if _scale_output(mha, block.beta_sa):
             _set_gain(block, "beta_sa", 1.0)
-    for parent in list(block.modules()):
-        for name, part in parent.named_children():
-            if type(part) is nn.Linear:
-                setattr(parent, name, SlabLinear.of(part))
-    if type(mha) is Attention and type(block) in FOLDED and type(mha.query) is type(mha.key) is SlabLinear:
-        inside = isinstance(block, ParallelBlock) and plain_type(mlp) in (MLP, GLU)
-        block.joint = JointLinear.of(mha, mlp if inside else None)
+        _use_slabs(mha)
+        block.joint = JointLinear.of(block, with_mlp=plain_mlp and isinstance(block, ParallelBlock))
         become(block, FOLDED[type(block)])
+    block.folded = True  # pyrefly: ignore
+
+
+def _are_exact(part: Any, *maps: str) -> bool:
+    """Whether these are linear layers and nothing else, and so is the dropout behind them."""
+    return all(type(getattr(part, name)) is nn.Linear for name in maps) and type(part.dropout) is nn.Dropout
+
+
+def _use_slabs(part: nn.Module) -> None:
+    for name, layer in list(part.named_children()):
+        if type(layer) is nn.Linear:
+            setattr(part, name, SlabLinear.of(layer))
 
 
 def _set_gain(module: WithGains, name: str, value: float) -> None:
@@ -86,25 +113,14 @@ def _scale_output(mha: Attention, gain: Gain) -> bool:
     return True
 
 
-class SlabLinear(nn.Linear):
-    """A linear map by slabs, its matrix contiguous along the longer side."""
-
-    @classmethod
-    def of(cls, layer: nn.Linear) -> "SlabLinear":
-        """The same map."""
-        made = cls(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
-        made.weight, made.bias = nn.Parameter(along_longer_side(layer.weight)), layer.bias
-        return made
-
-    def forward(self, input: Tensor) -> Tensor:
-        return slab_product(input, self.weight, self.bias)
-
-
 class JointLinear(nn.Module):
     """Several linear maps of one input as one product. The maps become views of its rows: nothing is stored twice."""
 
     weight: Tensor
     bias: Tensor | None
+    places: tuple[tuple[nn.Module, str], ...] = ()
+    parts: tuple[nn.Module, ...] = ()
+    """What is not called because this is, and where each stands: its parent, and its name there."""
 
     def __init__(self, maps: dict[str, nn.Linear]) -> None:
         super().__init__()
@@ -120,16 +136,32 @@ class JointLinear(nn.Module):
             part.weight = nn.Parameter(rows)
 
     @classmethod
-    def of(cls, mha: Attention, mlp: object) -> "JointLinear":
+    def of(cls, block: Any, *, with_mlp: bool) -> "JointLinear":
         """The maps of a block's input: queries, values, the MLP's first product, and last the keys, which a cache of
         inputs does without.
         """
-        maps = {"query": mha.query, "value": mha.value, "up": getattr(mlp, "up", None), "key": mha.key}
-        return cls({name: part for name, part in maps.items() if type(part) in (nn.Linear, SlabLinear)})  # pyrefly: ignore
+        mha, mlp = block.attention, block.mlp
+        homes = {"query": mha, "value": mha, **({"up": mlp} if with_mlp else {}), "key": mha}
+        homes = {name: home for name, home in homes.items() if type(getattr(home, name)) is SlabLinear}
+        made = cls({name: getattr(home, name) for name, home in homes.items()})
+        inside = [(home, name) for name, home in homes.items()]
+        made.places = ((block, "attention"), *([(block, "mlp")] if with_mlp else []), *inside)
+        made.parts = tuple(getattr(home, name) for home, name in made.places)
+        return made
+
+    def serves(self) -> bool:
+        """Whether nobody would notice that the maps are not called: each still has its place, and no hook."""
+        for (home, name), part in zip(self.places, self.parts, strict=True):
+            if home._modules.get(name) is not part:
+                return False
+        return have_no_hooks(*self.parts)
 
     def forward(self, x: Tensor, *, keys: bool = True) -> dict[str, Tensor]:  # (B, T, d) → a tensor for each map
         """All maps, or all but the keys."""
-        widths = dict(self.widths) if keys else {name: n for name, n in self.widths.items() if name != "key"}
+        if keys:
+            parts = slab_product(x, self.weight, self.bias)
+            return dict(zip(self.widths, parts.split(list(self.widths.values()), dim=-1), strict=True))
+        widths = {name: n for name, n in self.widths.items() if name != "key"}
         total = sum(widths.values())
         parts = slab_product(x, self.weight[:total], None if self.bias is None else self.bias[:total])
         return dict(zip(widths, parts.split(list(widths.values()), dim=-1), strict=True))
@@ -148,6 +180,8 @@ class FoldedSequentialBlock(SequentialBlock):
     joint: JointLinear
 
     def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
+        if not self.joint.serves():
+            return super().forward(x, mask, rope)
         h = self.norm_sa(x)
         mha = mixed(self.attention, h, self.joint(h, keys=not mask.of_inputs), mask, rope)
         x_hat = self.post_norm_sa(self.weighted_sum((self.alpha_sa, x), (self.beta_sa, mha)))
@@ -161,6 +195,8 @@ class FoldedParallelBlock(ParallelBlock):
     joint: JointLinear
 
     def forward(self, x: Tensor, mask: MaskLike, rope: Rope | None = None) -> Tensor:
+        if not self.joint.serves():
+            return super().forward(x, mask, rope)
         h = self.norm(x)
         parts = self.joint(h, keys=not mask.of_inputs)
         mlp = self.mlp.contract(parts["up"]) if "up" in parts else self.mlp(h)  # pyrefly: ignore

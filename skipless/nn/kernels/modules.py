@@ -28,7 +28,7 @@ from skipless.nn.kernels.ops import (
     two_terms,
 )
 from skipless.nn.kernels.predicate import are_plain_linear, have_no_hooks, runs_eagerly, trains
-from skipless.nn.kernels.slabs import slab_product
+from skipless.nn.kernels.slabs import SlabLinear, slab_product
 from skipless.nn.layers import GLU, Gain, Term, identity, scaled
 from skipless.nn.layers import MLP as PlainMLP
 from skipless.nn.layers import ReparamLinear as PlainReparamLinear
@@ -70,6 +70,11 @@ class ReparamLinear(PlainReparamLinear):
     weighted_sum = staticmethod(fused_sum)
 
 
+LINEAR = (nn.Linear, SlabLinear)
+REPARAMETERISED = (PlainReparamLinear, ReparamLinear)
+"""Maps that are a matrix, exactly: a subclass may do more."""
+
+
 class SequentialBlock(PlainSequentialBlock):
     """Its sums in one pass each."""
 
@@ -90,8 +95,8 @@ class MLP(PlainMLP):
     """With ReLU the wide array is made once, both ways, and overwritten."""
 
     def contract(self, hidden: Tensor) -> Tensor:
-        # `up` keeps its input, not its output: unless somebody looks at that, it can be overwritten
-        if not (runs_eagerly(hidden) and have_no_hooks(self.up)):
+        # a linear layer keeps its input, not its output: unless somebody looks at that, it can be overwritten
+        if not (runs_eagerly(hidden) and type(self.up) in LINEAR and have_no_hooks(self.up)):
             return super().contract(hidden)
         if self.activation is not F.relu:
             return super().contract(hidden)
@@ -144,13 +149,19 @@ class Attention(PlainAttention):
         q, v, inputs, mask = self.heads(q), self.heads(v), cache.append(x), cache.new.mask  # (B, H, t, D), (B, S, d)
         if inputs.shape[1] == x.shape[1]:  # nothing came before
             attended = mask.attend(q, self.heads(self.key(x)), v)
-        elif x.shape[1] >= q.shape[-1] or not _is_linear(self.key):
+        elif x.shape[1] >= q.shape[-1] or not self._absorbs():
             attended = mask.attend(q, self.heads(self.key(inputs)), self.heads(self.value(inputs)))
         else:
             w_key = self.key.weight.unflatten(0, (self.n_head, -1))  # (H, D, d)
             attended = self._mix_inputs(_weights(by_head(q, w_key), inputs, q.shape[-1], mask), inputs)
         mixed = self.mixing.combine(v, attended, cache).transpose(1, 2).flatten(-2)
         return self.dropout(self.projection(mixed))
+
+    def _absorbs(self) -> bool:
+        """Whether W^K and W^V are matrices and nothing else, so that nobody notices where they are not called."""
+        maps = [self.key] if self.value is identity else [self.key, self.value]
+        exact = type(self.key) in LINEAR and (self.value is identity or type(self.value) in (*LINEAR, *REPARAMETERISED))
+        return exact and have_no_hooks(*maps)  # pyrefly: ignore
 
     def _mix_inputs(self, weights: Tensor, inputs: Tensor) -> Tensor:
         """A_h (X W^V_h) from A (B, H, t, S) and X (B, S, d): (B, H, t, D)."""
@@ -163,10 +174,6 @@ class Attention(PlainAttention):
         mixed = by_head(whole, value.weight.unflatten(0, (heads, -1)).mT)
         # rows of A add up to 1, so a bias of the values comes through as it is
         return mixed if value.bias is None else mixed + value.bias.view(heads, 1, -1)
-
-
-def _is_linear(layer: object) -> bool:
-    return isinstance(layer, nn.Linear) and have_no_hooks(layer)
 
 
 def _weights(absorbed: Tensor, inputs: Tensor, d_head: int, mask: Mask) -> Tensor:
@@ -188,7 +195,7 @@ def by_head(x: Tensor, weight: Tensor) -> Tensor:
 
 def as_linear(part: Callable[[Tensor], Tensor]) -> Callable[[Tensor], Tensor]:
     """A reparameterised map as one matrix; the others as they are."""
-    if not isinstance(part, PlainReparamLinear) or type(part) not in (PlainReparamLinear, ReparamLinear):
+    if not isinstance(part, PlainReparamLinear) or type(part) not in REPARAMETERISED:
         return part
     linear = nn.Linear(part.width, part.width, bias=False, device="meta")
     linear.weight = nn.Parameter(part.matrix())
@@ -255,6 +262,11 @@ class Embedding(nn.Embedding):
     alias: Tensor | None = None
     """Within a loss: the matrix, as `tie` gave it out."""
 
+    def only_looks_up(self) -> bool:
+        """Whether it gives rows of its matrix and does nothing else, so that nobody notices another matrix."""
+        more = self.padding_idx is not None or self.max_norm is not None or self.scale_grad_by_freq
+        return not more and have_no_hooks(self)
+
     def forward(self, input: Tensor) -> Tensor:
         return super().forward(input) if self.alias is None else F.embedding(input, self.alias, sparse=True)
 
@@ -275,7 +287,7 @@ class _ChunkedLoss(LanguageModel):
         documents: Tensor | None = None,
     ) -> Tensor:
         embedding = self.embedding
-        ties = self.head is None and type(embedding) is Embedding and have_no_hooks(embedding)
+        ties = self.head is None and type(embedding) is Embedding and embedding.only_looks_up()
         if not (ties and trains(embedding.weight)):
             return super().loss(ids, labels, attention_mask, documents)
         embedding.alias, self._tied_head = tie(embedding.weight)
@@ -285,9 +297,11 @@ class _ChunkedLoss(LanguageModel):
             embedding.alias = self._tied_head = None
 
     def logits(self, hidden: Tensor) -> Tensor:
-        return slab_product(hidden, self.head_weight)
+        return slab_product(hidden, self.head_weight) if self.reads_head() else super().logits(hidden)
 
     def token_loss(self, hidden: Tensor, labels: Tensor) -> Tensor:
+        if not self.reads_head():
+            return super().token_loss(hidden, labels)
         return token_loss(hidden, self.head_weight, labels)
 
 

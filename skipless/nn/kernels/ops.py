@@ -10,20 +10,13 @@ Shapes: B batch, T tokens, H heads, D width of a head, d = H·D.
 
 from collections.abc import Callable
 from functools import lru_cache
-from typing import Any, TypeVar
+from typing import Any
 
 import torch
 from torch import Tensor
 from torch._subclasses.fake_tensor import FakeTensor
 
-Backward = TypeVar("Backward", bound=Callable[..., Any])
-
-
-def once_differentiable(backward: Backward) -> Backward:
-    """PyTorch's decorator of the same name, which forgets the type of what it decorates."""
-    decorated: Any = torch.autograd.function.once_differentiable(backward)
-    return decorated
-
+from skipless.nn.kernels.predicate import once_differentiable
 
 CHUNK = 16
 """Tokens of a running sum that are summed by one small product. Not tuned: best of 16, 32 and 64 on a busy CPU."""

@@ -1,11 +1,17 @@
 """The conditions under which a kernel may replace the plain form."""
 
-from typing import Any
+from collections.abc import Callable
+from functools import wraps
+from typing import Any, TypeVar
 
 import torch
 from torch import Tensor, nn
 from torch._subclasses.fake_tensor import FakeTensor
 from torch.nn.modules import module as hooks
+
+from skipless.errors import UserError
+
+Backward = TypeVar("Backward", bound=Callable[..., Any])
 
 EXACT = (torch.float32, torch.float64)
 KINDS = (Tensor, nn.Parameter, FakeTensor)
@@ -52,3 +58,21 @@ def have_no_hooks(*modules: nn.Module) -> bool:
 def are_plain_linear(*layers: Any) -> bool:
     """Whether each layer is a product with a matrix and nothing else: no bias, nothing that stands in for it."""
     return all(type(layer) is nn.Linear and layer.bias is None for layer in layers) and have_no_hooks(*layers)
+
+
+def once_differentiable(backward: Backward) -> Backward:
+    """A backward pass that is not recorded, and so refuses to be: a gradient of what it gives would be wrong.
+
+    PyTorch's decorator of this name lets it pass, and `torch.autograd.grad` with inputs then never sees its error.
+    """
+
+    @wraps(backward)
+    def once(ctx: Any, *grad_outputs: Any) -> Any:
+        if torch.is_grad_enabled():  # create_graph=True
+            raise UserError(
+                "the fast form has no gradients of gradients (create_graph=True): compute a loss of model(ids) within "
+                "skipless.nn.kernels.disabled(model) and skipless.nn.explicit_form(model)"
+            )
+        return backward(ctx, *grad_outputs)
+
+    return once  # pyrefly: ignore

@@ -9,7 +9,7 @@ import math
 
 import torch
 import torch.nn.functional as F
-from torch import Tensor
+from torch import Tensor, nn
 
 from skipless.nn.kernels.predicate import runs_eagerly
 
@@ -43,3 +43,17 @@ def slab_product(x: Tensor, weight: Tensor, bias: Tensor | None = None) -> Tenso
         parts = flat.unflatten(1, (slabs, -1)).transpose(0, 1) @ weight.mT.unflatten(0, (slabs, -1))
         y = parts.sum(0).view(*x.shape[:-1], -1)
     return y if bias is None else y + bias
+
+
+class SlabLinear(nn.Linear):
+    """A linear map by slabs, its matrix contiguous along the longer side."""
+
+    @classmethod
+    def of(cls, layer: nn.Linear) -> "SlabLinear":
+        """The same map."""
+        made = cls(layer.in_features, layer.out_features, layer.bias is not None, device="meta")
+        made.weight, made.bias = nn.Parameter(along_longer_side(layer.weight)), layer.bias
+        return made
+
+    def forward(self, input: Tensor) -> Tensor:
+        return slab_product(input, self.weight, self.bias)

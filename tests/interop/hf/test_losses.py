@@ -72,6 +72,32 @@ def test_the_first_of_a_training_step_needs_no_logits(kind):
     assert output[0] is output["loss"] is output.loss
 
 
+@pytest.mark.parametrize("without", [torch.no_grad, torch.inference_mode])
+@pytest.mark.parametrize("kind", LANGUAGE)
+def test_logits_read_without_gradients_are_made_again_with_them(kind, without):
+    """An accuracy is read before a loss of the same logits is added."""
+    model = make("sas", kind, tie_embeddings=False).train()
+    ids = torch.randint(V, (2, 9))
+
+    def gradient(look):
+        model.zero_grad()
+        output = model(ids, labels=ids)
+        if look:
+            with without():
+                seen = output.logits
+                assert not seen.requires_grad
+                assert output["logits"] is not seen
+        logits = output.logits
+        assert output.logits is logits
+        (output.loss + logits.square().mean()).backward()
+        return model.lm_head.weight.grad.clone()
+
+    torch.testing.assert_close(gradient(True), gradient(False))
+    with without():
+        output = model(ids, labels=ids)
+        assert output.logits is output.logits
+
+
 @pytest.mark.parametrize("tied", [True, False])
 def test_logits_of_a_head_that_has_changed_are_refused(tied):
     """They would be those of the next step's head on this step's tokens."""
